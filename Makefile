@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+# `make` or `make help` lists the verbs. Each one installs what it needs first.
+
+PYTHON ?= python3.11
+ROUTER_VERSION := 0.1.17
+
+VENV := .venv
+BIN := $(VENV)/bin
+GENERATED := docs/signals.md docs/configuration.md
+
+VENV_STAMP := $(VENV)/.stamp
+ROUTER_STAMP := .venvs/router/.stamp
+CONTRACT_STAMP := .venvs/contract/.stamp
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # two cores, and `docs` reads what `generate` writes
+MAKEFLAGS += --no-print-directory
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help venv router contract fmt lint type docs generate check-generated fast test demo clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##### Environments
+
+venv: $(VENV_STAMP) ## .venv with the package, vLLM and NIXL for the CPU, and the tools (4 GB)
+
+router: $(ROUTER_STAMP) ## .venvs/router with vllm-router
+
+contract: $(CONTRACT_STAMP) ## .venvs/contract with the Python sources of the other supported vLLM versions
+
+# $(call apt,packages): install Debian packages, or say which ones.
+apt = { \
+	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		|| { echo "missing: $(1); install it (Debian: apt-get install $(1)) and run make again" >&2; exit 1; }; \
+	echo "apt: $(1)"; \
+	apt-get update -qq; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }
+
+# $(call need,command,package): the command, from its Debian package where it is missing.
+need = command -v $(1) >/dev/null || $(call apt,$(2))
+
+# $(call new-venv,directory): a virtual environment with a working, current pip; a sound one is kept.
+CAN_VENV = $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null
+define new-venv
+@$(CAN_VENV) || $(call apt,$(notdir $(PYTHON)) $(notdir $(PYTHON))-venv)
+@$(CAN_VENV) || { echo "$(PYTHON) cannot make virtual environments; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+@$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+@$(1)/bin/python -m pip install -qq --upgrade 'pip>=25'
+endef
+
+# pip may pick builds of the three that do not fit the CPU build of torch, and then break `import transformers`.
+$(VENV_STAMP): pyproject.toml
+	@echo "venv: $(VENV) (takes two minutes the first time)"
+	$(call new-venv,$(VENV))
+	@$(BIN)/python -m pip install -qq --editable '.[cpu,dev]'
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null \
+		|| $(BIN)/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec 2>/dev/null
+	@touch $@
+
+$(ROUTER_STAMP): Makefile
+	@echo "router: vllm-router $(ROUTER_VERSION)"
+	$(call new-venv,.venvs/router)
+	@.venvs/router/bin/python -m pip install -qq 'vllm-router==$(ROUTER_VERSION)'
+	@touch $@
+
+$(CONTRACT_STAMP): tools/fetch_vllm_sources.py | $(VENV_STAMP)
+	@$(BIN)/python -m tools.fetch_vllm_sources .venvs/contract
+	@touch $@
+
+##### Checks
+
+fmt: $(VENV_STAMP) ## format the code and fix what can be fixed
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+lint: $(VENV_STAMP) ## ruff (rules and format) and codespell
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/codespell
+
+type: $(VENV_STAMP) ## mypy, strict
+	@$(BIN)/mypy
+
+docs: $(VENV_STAMP) ## build the documentation into site/; a warning is an error
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "docs: site/index.html"
+
+generate: $(VENV_STAMP) ## write the documentation that comes from the code
+	@$(BIN)/python -m tools.generate_docs
+
+check-generated: generate ## fail if that documentation is not the committed one
+	@$(call need,git,git)
+	@git -c safe.directory='$(CURDIR)' ls-files --error-unmatch $(GENERATED) >/dev/null
+	@git -c safe.directory='$(CURDIR)' diff --exit-code -- $(GENERATED)
+
+fast: $(VENV_STAMP) ## the tests that need neither vLLM nor servers (under 30 s)
+	@$(BIN)/pytest -m 'not vllm and not e2e'
+
+test: venv router contract lint type check-generated docs ## everything: all checks and all tests (CI runs this)
+	@$(BIN)/pytest
+
+##### The rest
+
+demo: venv router ## real prefill and decode servers, a router and every signal, into demo-out/
+	@$(BIN)/nixl-telemetry demo --out demo-out
+
+clean: ## remove outputs and caches; keeps .venv and .venvs
+	@rm -rf demo-out site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -path ./.venv -prune -o -path ./.venvs -prune -o -name __pycache__ -type d -exec rm -rf {} +

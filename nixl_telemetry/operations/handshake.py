@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The life cycle of a handshake, as its initiator sees it: query, compare, register, for each rank of the peer."""
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+from opentelemetry.trace import SpanKind
+
+from nixl_telemetry.operations.mode import ModeConflict
+from nixl_telemetry.operations.peer import Peer, is_listening
+from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.catalogue import (
+    HANDSHAKE_BYPASSED,
+    HANDSHAKE_DURATION,
+    HANDSHAKE_REJECTIONS,
+    UNKNOWN_FACTOR,
+)
+from nixl_telemetry.signals.clock import now_ns
+from nixl_telemetry.signals.description import AttributeValue, Description, LogLine, Span
+from nixl_telemetry.signals.semconv import ErrorType, EventName, Purpose, SpanName
+from nixl_telemetry.signals.telemetry import Telemetry, guarded
+
+_PROBE_SECONDS: Final = 0.25
+
+
+@dataclass
+class Failure:
+    """What is known of the exception that ended a handshake."""
+
+    error: BaseException
+    timed_out: bool = False
+    """The peer did not answer in time, or nobody is there."""
+    undecodable: bool = False
+    """It was caused by bytes that could not be decoded."""
+    from_agent: bool = False
+    """It comes from the NIXL agent."""
+    unsupported: bool = False
+    """vLLM says that such a pair is not implemented."""
+
+
+@dataclass
+class Stage:
+    """One step of a handshake with one rank."""
+
+    name: SpanName
+    start_ns: int
+    end_ns: int = 0
+
+
+@dataclass
+class Handshake:
+    """One handshake. All methods but :meth:`describe` are called on the thread that shakes hands.
+
+    Args:
+        telemetry: Where to report.
+        peer: Whom it is with.
+        purpose: What it sets up.
+        local_hash: Compatibility hash of this instance.
+        enforced: Whether a differing hash ends it.
+        tp_size: Tensor-parallel size of the peer, as the request says.
+    """
+
+    telemetry: Telemetry
+    peer: Peer
+    purpose: Purpose
+    local_hash: str
+    enforced: bool
+    tp_size: int
+    conflict: ModeConflict | None = None
+    remote_hash: str = ""
+    stages: list[Stage] = field(default_factory=list)
+    start_ns: int = field(default_factory=now_ns)
+    end_ns: int = 0
+    error: ErrorType | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        self._enter(SpanName.HANDSHAKE_METADATA)
+
+    @property
+    def hash_differs(self) -> bool:
+        """Whether the peer sent another hash than ours."""
+        return bool(self.remote_hash) and self.remote_hash != self.local_hash
+
+    @guarded
+    def received(self, remote_hash: str) -> None:
+        """A rank's payload was decoded: from now on it is compared."""
+        self.remote_hash = remote_hash
+        self._enter(SpanName.HANDSHAKE_COMPAT)
+
+    @guarded
+    def registering(self) -> None:
+        """The rank was accepted: from now on its memory is registered."""
+        self._enter(SpanName.HANDSHAKE_REGISTER)
+
+    @guarded
+    def registered(self) -> None:
+        """The rank is done; the next one, if any, is queried."""
+        self._enter(SpanName.HANDSHAKE_METADATA)
+
+    @guarded
+    def finish(self, failure: Failure | None = None) -> None:
+        """End the handshake, with success where ``failure`` is ``None``; a second call does nothing."""
+        if self.end_ns:
+            return
+        self.end_ns = self.stages[-1].end_ns = now_ns()
+        if failure is None:
+            # Queried ahead for a rank that does not come.
+            if len(self.stages) > 1:
+                self.stages.pop()
+        else:
+            self.error = self._classify(failure)
+            self.message = str(failure.error) or type(failure.error).__name__
+        duration = (self.end_ns - self.start_ns) / 1e9
+        self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=duration)
+        if self.error is ErrorType.COMPAT_MISMATCH:
+            self.telemetry.record(HANDSHAKE_REJECTIONS, UNKNOWN_FACTOR)
+        elif self.hash_differs:
+            self.telemetry.record(HANDSHAKE_BYPASSED, UNKNOWN_FACTOR)
+        self.telemetry.emit(self.describe)
+
+    def describe(self) -> Description:
+        """The span with its stages, and the log line."""
+        attributes: dict[str, AttributeValue] = {
+            semconv.SERVER_ADDRESS: self.peer.host,
+            semconv.SERVER_PORT: self.peer.port,
+            semconv.REMOTE_ENGINE_ID: self.peer.engine_id,
+            semconv.REMOTE_TP_SIZE: self.tp_size,
+            semconv.HANDSHAKE_PURPOSE: self.purpose,
+            semconv.COMPAT_HASH: self.local_hash,
+            semconv.COMPAT_ENFORCED: self.enforced,
+        }
+        if self.remote_hash:
+            attributes[semconv.REMOTE_COMPAT_HASH] = self.remote_hash
+        failed_stage = self.stages[-1] if self.error else None
+        span = Span(
+            SpanName.HANDSHAKE,
+            SpanKind.CLIENT,
+            self.start_ns,
+            self.end_ns,
+            attributes,
+            self.error,
+            self.message,
+            events=(self.conflict.event(),) if self.conflict else (),
+            children=tuple(
+                Span(
+                    stage.name,
+                    SpanKind.INTERNAL,
+                    stage.start_ns,
+                    stage.end_ns,
+                    error=self.error if stage is failed_stage else None,
+                    message=self.message if stage is failed_stage else "",
+                )
+                for stage in self.stages
+            ),
+        )
+        return Description(span, self._log_line(attributes))
+
+    def _log_line(self, attributes: dict[str, AttributeValue]) -> LogLine:
+        duration = (self.end_ns - self.start_ns) / 1e9
+        keys = {**attributes, "duration_s": round(duration, 6)}
+        if self.error:
+            keys |= {semconv.ERROR_TYPE: self.error, "message": self.message}
+            return LogLine(EventName.HANDSHAKE_FAILED, logging.ERROR, keys)
+        slow = duration > self.telemetry.settings.slow_handshake_seconds
+        return LogLine(EventName.HANDSHAKE_FINISHED, logging.WARNING if slow else logging.INFO, keys)
+
+    def _enter(self, name: SpanName) -> None:
+        now = now_ns()
+        if self.stages:
+            self.stages[-1].end_ns = now
+        self.stages.append(Stage(name, now))
+
+    def _classify(self, failure: Failure) -> ErrorType:
+        """The error type, from where the handshake stood and what kind of exception ended it, never from its text."""
+        stage = self.stages[-1].name
+        if failure.timed_out:
+            # ZeroMQ connects in the background and reports a dead port as silence too.
+            listening = is_listening(self.peer.host, self.peer.port, _PROBE_SECONDS)
+            return ErrorType.TIMEOUT if listening else ErrorType.UNREACHABLE
+        if stage is SpanName.HANDSHAKE_METADATA:
+            return ErrorType.PAYLOAD_DECODE
+        if failure.from_agent:
+            return ErrorType.AGENT_ERROR
+        if stage is SpanName.HANDSHAKE_REGISTER or failure.unsupported:
+            return ErrorType.LAYOUT_MISMATCH
+        if self.enforced and self.hash_differs:
+            return ErrorType.COMPAT_MISMATCH
+        if failure.undecodable:
+            return ErrorType.METADATA_DECODE
+        # All that vLLM still compares between the hash and the registration.
+        return ErrorType.ENGINE_ID_MISMATCH if isinstance(failure.error, RuntimeError) else ErrorType.OTHER
+
+
+class Current(threading.local):
+    """The handshake that the calling thread is in."""
+
+    handshake: Handshake | None = None

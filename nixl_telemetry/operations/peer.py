@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The other side of a handshake or transfer."""
+
+import socket
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+
+class Peer(NamedTuple):
+    """A peer instance."""
+
+    engine_id: str
+    host: str = ""
+    port: int = 0
+
+
+class PeerBook:
+    """Where the peers are, by engine id. Bounded: the peer that was met longest ago is forgotten."""
+
+    LIMIT: Final = 4096
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[str, Peer] = OrderedDict()
+
+    def meet(self, peer: Peer) -> None:
+        """Remember a peer's address."""
+        self._peers[peer.engine_id] = peer
+        if len(self._peers) > self.LIMIT:
+            self._peers.popitem(last=False)
+
+    def find(self, engine_id: str) -> Peer:
+        """The peer, without an address if it was never met."""
+        return self._peers.get(engine_id) or Peer(engine_id)
+
+
+def is_listening(host: str, port: int, timeout_seconds: float) -> bool:
+    """Whether anybody accepts connections there. Nothing is sent."""
+    try:
+        with socket.create_connection((host, port), timeout_seconds):
+            return True
+    except (OSError, OverflowError):
+        return False

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The life cycle of a transfer: one NIXL handle, posted by its initiator and polled until it is done or failed.
+
+NIXL times a handle (one for each request and remote rank), not a block, and vLLM polls it once per engine step.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from opentelemetry.trace import SpanKind
+
+from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
+from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.catalogue import (
+    TELEMETRY_DROPPED,
+    TELEMETRY_ERRORS,
+    TRANSFER_BLOCKS,
+    TRANSFER_BYTES,
+    TRANSFER_DESCRIPTORS,
+    TRANSFER_DURATION,
+    TRANSFER_OBSERVATION_DELAY,
+    TRANSFERS_IN_FLIGHT,
+)
+from nixl_telemetry.signals.clock import now_ns
+from nixl_telemetry.signals.description import AttributeValue, Description, LogLine, Span
+from nixl_telemetry.signals.semconv import (
+    MODE_OF_OPERATION,
+    ConflictSource,
+    Direction,
+    ErrorType,
+    EventName,
+    Signal,
+    SpanName,
+)
+from nixl_telemetry.signals.telemetry import Telemetry, guarded
+
+BlockGroups = Sequence[Sized]
+"""Block ids for each KV cache group; only counted here."""
+
+
+@dataclass(slots=True)
+class Request:
+    """The request for which transfers are being posted."""
+
+    request_id: str
+    remote_request_id: str
+    peer: Peer
+    remote_rank: int
+    local_blocks: BlockGroups = ()
+    remote_blocks: BlockGroups = ()
+
+
+class Current(threading.local):
+    """The request for which the calling thread is posting transfers."""
+
+    request: Request | None = None
+
+
+class NixlResult(Protocol):
+    """The part of ``nixlXferTelemetry`` that is read."""
+
+    xferDuration: int
+    postDuration: int
+    totalBytes: int
+    descCount: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """What NIXL says of a finished transfer."""
+
+    duration_s: float
+    post_duration_s: float
+    size_bytes: int
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One transfer."""
+
+    telemetry: Telemetry
+    operation: str
+    descriptors: int
+    request: Request | None
+    conflict: ModeConflict | None
+    start_ns: int = field(default_factory=now_ns)
+    last_poll_ns: int = 0
+    end_ns: int = 0
+    posted: bool = False
+    measured: Measured | None = None
+    error: ErrorType | None = None
+    message: str = ""
+
+    @property
+    def direction(self) -> str:
+        """``read`` or ``write``."""
+        return Direction.WRITE if self.operation == "WRITE" else Direction.READ
+
+    @property
+    def blocks(self) -> int:
+        """Blocks moved, over all groups."""
+        return sum(map(len, self.request.local_blocks)) if self.request else 0
+
+    def finish(self, error: ErrorType | None = None, message: str = "") -> None:
+        """Record the outcome; a second call does nothing."""
+        if self.end_ns:
+            return
+        self.end_ns = now_ns()
+        self.error = error
+        self.message = message
+        direction = self.direction
+        record = self.telemetry.record
+        if self.posted:
+            record(TRANSFERS_IN_FLIGHT, direction, value=-1)
+        record(TRANSFER_DURATION, direction, error or "", value=self.duration_s)
+        if error is None:
+            record(TRANSFER_OBSERVATION_DELAY, direction, value=self.observation_delay_s)
+            record(TRANSFER_BLOCKS, direction, value=self.blocks)
+            record(TRANSFER_DESCRIPTORS, direction, value=self.descriptor_count)
+            if self.measured is not None:
+                record(TRANSFER_BYTES, direction, value=self.measured.size_bytes)
+        self.telemetry.emit(self.describe)
+
+    @property
+    def duration_s(self) -> float:
+        """NIXL's own time where it has one, else ours; both end at the poll that saw the end. Seconds."""
+        return self.measured.duration_s if self.measured else (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def observation_delay_s(self) -> float:
+        """Gap between the last poll that saw the transfer in progress (or the post) and its end. Seconds."""
+        return (self.end_ns - (self.last_poll_ns or self.start_ns)) / 1e9
+
+    @property
+    def descriptor_count(self) -> int:
+        """Descriptors after merging, where NIXL tells them."""
+        return self.measured.descriptors if self.measured else self.descriptors
+
+    def describe(self) -> Description:
+        """The span and the log line."""
+        attributes: dict[str, AttributeValue] = {
+            semconv.TRANSFER_OPERATION: self.operation,
+            semconv.TRANSFER_BLOCKS: self.blocks,
+            semconv.TRANSFER_DESCRIPTORS: self.descriptor_count,
+            semconv.TRANSFER_OBSERVATION_DELAY: self.observation_delay_s,
+        }
+        if self.request is not None:
+            peer = self.request.peer
+            attributes |= {
+                semconv.REQUEST_ID: self.request.request_id,
+                semconv.REMOTE_REQUEST_ID: self.request.remote_request_id,
+                semconv.REMOTE_ENGINE_ID: peer.engine_id,
+                semconv.REMOTE_RANK: self.request.remote_rank,
+            }
+            if peer.host:
+                attributes |= {semconv.SERVER_ADDRESS: peer.host, semconv.SERVER_PORT: peer.port}
+        if self.measured is not None:
+            attributes |= {
+                semconv.TRANSFER_BYTES: self.measured.size_bytes,
+                semconv.TRANSFER_DURATION: self.measured.duration_s,
+                semconv.TRANSFER_POST_DURATION: self.measured.post_duration_s,
+            }
+        span = Span(
+            SpanName.TRANSFER,
+            SpanKind.CLIENT,
+            self.start_ns,
+            self.end_ns,
+            attributes,
+            self.error,
+            self.message,
+            events=(self.conflict.event(),) if self.conflict else (),
+        )
+        return Description(span, self._log_line(attributes))
+
+    def _log_line(self, attributes: dict[str, AttributeValue]) -> LogLine:
+        keys = {**attributes, "duration_s": round(self.duration_s, 6)}
+        if self.error:
+            keys |= {semconv.ERROR_TYPE: self.error, "message": self.message}
+            return LogLine(EventName.TRANSFER_FAILED, logging.ERROR, keys)
+        slow = self.duration_s > self.telemetry.settings.slow_transfer_seconds
+        return LogLine(EventName.TRANSFER_FINISHED, logging.WARNING if slow else logging.DEBUG, keys)
+
+
+class TransferTable:
+    """The transfers that are under way, by NIXL handle.
+
+    Prepared and posted on the engine's or the push writer's thread, polled on the engine's. Bounded: beyond
+    :attr:`LIMIT`, transfers are not followed but counted as dropped.
+    """
+
+    LIMIT: Final = 100_000
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry: Final = telemetry
+        self.current: Final = Current()
+        self._mode = ModeCheck(telemetry)
+        self._transfers: dict[int, Transfer] = {}
+
+    @guarded
+    def start(self, operation: str, descriptors: Sized) -> Transfer:
+        """NIXL is asked to prepare a transfer."""
+        conflict = self._mode.compare(
+            ConflictSource.OPERATION, MODE_OF_OPERATION.get(operation, operation), {semconv.TRANSFER_OPERATION: operation}
+        )
+        return Transfer(self.telemetry, operation, len(descriptors), self.current.request, conflict)
+
+    @guarded
+    def prepared(self, transfer: Transfer | None, handle: object) -> None:
+        """NIXL prepared it as ``handle``."""
+        if transfer is None:
+            return
+        if len(self._transfers) >= self.LIMIT:
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.TRACES)
+            return
+        self._transfers[_key(handle)] = transfer
+
+    @guarded
+    def setup_failed(self, transfer: Transfer | None, error: BaseException) -> None:
+        """NIXL would not prepare it."""
+        if transfer is not None:
+            transfer.finish(ErrorType.TRANSFER_SETUP, _text(error))
+
+    @guarded
+    def posting(self, handle: object) -> None:
+        """NIXL is asked to start the transfer."""
+        transfer = self._transfers.get(_key(handle))
+        if transfer is not None and not transfer.posted:
+            transfer.posted = True
+            transfer.start_ns = now_ns()
+            self.telemetry.record(TRANSFERS_IN_FLIGHT, transfer.direction, value=1)
+
+    @guarded
+    def posting_failed(self, handle: object, error: BaseException) -> None:
+        """NIXL would not start it."""
+        self._finish(handle, ErrorType.TRANSFER_SETUP, _text(error))
+
+    @guarded
+    def polled(self, handle: object, state: str) -> None:
+        """vLLM asked for its state. ``DONE`` is not the end yet: its measurements follow."""
+        if state == "PROC":
+            transfer = self._transfers.get(_key(handle))
+            if transfer is not None:
+                transfer.last_poll_ns = now_ns()
+        elif state != "DONE":
+            self._finish(handle, ErrorType.TRANSFER_FAILED, f"NIXL reports the state {state}")
+
+    @guarded
+    def poll_failed(self, handle: object, error: BaseException) -> None:
+        """Asking for its state raised: vLLM takes that as a failed transfer."""
+        self._finish(handle, ErrorType.TRANSFER_FAILED, _text(error))
+
+    @guarded
+    def done(self, handle: object, result: NixlResult) -> None:
+        """It is done, and this is what NIXL measured."""
+        transfer = self._transfers.get(_key(handle))
+        if transfer is not None:
+            # NIXL reports microseconds.
+            transfer.measured = Measured(
+                result.xferDuration / 1e6, result.postDuration / 1e6, result.totalBytes, result.descCount
+            )
+            transfer.finish()
+
+    @guarded
+    def done_unmeasured(self, handle: object, reason: BaseException) -> None:
+        """It is done, and NIXL measured nothing."""
+        self.telemetry.record(TELEMETRY_ERRORS, Signal.NIXL)
+        self.telemetry.warn_once(
+            "NIXL measures nothing",
+            "NIXL has no telemetry for a finished transfer (%r): its bytes and its time inside NIXL stay unknown. Requests "
+            "are served. Is NIXL_TELEMETRY_ENABLE set to n?",
+            reason,
+        )
+        transfer = self._transfers.get(_key(handle))
+        if transfer is not None:
+            transfer.finish()
+
+    @guarded
+    def released(self, handle: object) -> None:
+        """The handle is gone. A transfer that had not ended was cancelled."""
+        transfer = self._transfers.pop(_key(handle), None)
+        if transfer is not None and transfer.posted:
+            transfer.finish(ErrorType.OTHER, "released before it was seen done")
+
+    def _finish(self, handle: object, error: ErrorType, message: str) -> None:
+        transfer = self._transfers.get(_key(handle))
+        if transfer is not None:
+            transfer.finish(error, message)
+
+
+def _key(handle: object) -> int:
+    # By identity, without keeping the handle alive: its finaliser releases NIXL's memory. Older NIXL has plain ints.
+    return handle if type(handle) is int else id(handle)
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Hooks on the NIXL agent: every READ and WRITE passes here.
+
+Its public API is the narrowest and most stable boundary there is: it has not changed from NIXL 0.7 to 1.5. Exceptions
+always pass on unchanged, with one exception that is documented at ``get_xfer_telemetry``.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from nixl_telemetry.operations.transfer import TransferTable
+from nixl_telemetry.seam.versions import is_missing_telemetry
+
+if TYPE_CHECKING:
+    from nixl._api import nixl_agent as _Stock
+else:
+    _Stock = object
+
+
+class AgentHooks(_Stock):
+    """Goes in front of ``nixl_agent``."""
+
+    _nixl_telemetry: TransferTable
+
+    def make_prepped_xfer(
+        self, operation: str, local_xfer_side: Any, local_indices: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """A transfer is prepared."""
+        table = self._nixl_telemetry
+        transfer = table.start(operation, local_indices)
+        try:
+            handle = super().make_prepped_xfer(operation, local_xfer_side, local_indices, *args, **kwargs)
+        except BaseException as error:
+            table.setup_failed(transfer, error)
+            raise
+        table.prepared(transfer, handle)
+        return handle
+
+    def transfer(self, handle: Any, *args: Any, **kwargs: Any) -> Any:
+        """A transfer is posted."""
+        table = self._nixl_telemetry
+        table.posting(handle)
+        try:
+            return super().transfer(handle, *args, **kwargs)
+        except BaseException as error:
+            table.posting_failed(handle, error)
+            raise
+
+    def check_xfer_state(self, handle: Any) -> Any:
+        """A transfer is polled, once per engine step."""
+        table = self._nixl_telemetry
+        try:
+            state = super().check_xfer_state(handle)
+        except BaseException as error:
+            table.poll_failed(handle, error)
+            raise
+        table.polled(handle, state)
+        return state
+
+    def get_xfer_telemetry(self, handle: Any) -> Any:
+        """A transfer was seen done; vLLM asks for its times and bytes.
+
+        With ``NIXL_TELEMETRY_ENABLE=n`` NIXL raises here, and stock vLLM then takes the finished transfer for a failed
+        one and fails the request. Missing telemetry must not fail a request: the answer is ``None`` instead, which our
+        stats class records as no measurement.
+        """
+        table = self._nixl_telemetry
+        try:
+            result = super().get_xfer_telemetry(handle)
+        except BaseException as error:
+            if is_missing_telemetry(error):
+                table.done_unmeasured(handle, error)
+                return None
+            table.poll_failed(handle, error)
+            raise
+        table.done(handle, result)
+        return result
+
+    def release_xfer_handle(self, handle: Any) -> Any:
+        """A handle is released: done, failed or cancelled."""
+        result = super().release_xfer_handle(handle)
+        self._nixl_telemetry.released(handle)
+        return result
+

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The instrumented connectors: vLLM's own, whose worker, scheduler and agent are observed."""
+
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector, NixlPushConnector, base_worker
+
+from nixl_telemetry.operations.transfer import TransferTable
+from nixl_telemetry.seam import worker
+from nixl_telemetry.seam.agent import AgentHooks
+from nixl_telemetry.seam.instrument import instrument
+from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
+from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
+from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_version
+from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks, WorkerObserver
+from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.logs import logger
+from nixl_telemetry.signals.semconv import TransferMode
+from nixl_telemetry.signals.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlBaseConnector as _Stock
+else:
+    _Stock = object
+
+
+class _ConnectorHooks(_Stock):  # type: ignore[misc]
+    """Goes in front of vLLM's connectors."""
+
+    transfer_mode: ClassVar[TransferMode]
+    _worker_hooks: ClassVar[type[WorkerHooks]]
+    _telemetry: Telemetry | None = None
+
+    # The factory looks for the parameter kv_cache_config by name.
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        settings = Settings.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        if settings.enabled:
+            try:
+                self._attach(settings)
+            except Exception as error:
+                logger().warning("%s runs without telemetry: %r", type(self).__name__, error)
+
+    def _attach(self, settings: Settings) -> None:
+        """Put the hooks in front of what vLLM built."""
+        side = self.connector_worker if self.connector_worker is not None else self.connector_scheduler
+        telemetry = Telemetry(
+            settings,
+            self.transfer_mode,
+            {
+                semconv.ENGINE_ID: self.engine_id,
+                semconv.TRANSFER_MODE: self.transfer_mode,
+                semconv.CONNECTOR_VERSION: connector_version(),
+                semconv.VLLM_VERSION: vllm_version(),
+                semconv.NIXL_VERSION: nixl_version(),
+                semconv.KV_ROLE: str(self.kv_transfer_config.kv_role),
+                **({semconv.RANK: side.tp_rank} if hasattr(side, "tp_rank") else {}),
+            },
+        )
+        if self.connector_worker is not None:
+            transfers = TransferTable(telemetry)
+            instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
+            observer = WorkerObserver(telemetry, self.connector_worker, transfers)
+            instrument(self.connector_worker, self._worker_hooks, observer)
+            self.connector_worker.xfer_stats = TelemetryStats()
+            base_worker.NixlHandshakePayload = worker._Payload
+        else:
+            instrument(side, SchedulerHooks, SchedulerObserver(telemetry, side))
+        self._telemetry = telemetry
+
+    def get_kv_connector_stats(self) -> Any:
+        """Stats of a step, of the worker or of the scheduler."""
+        stats = super().get_kv_connector_stats()
+        if self.connector_worker is None and self._telemetry is not None:
+            batch = self._telemetry.drain()
+            if batch is not None:
+                stats = TelemetryStats()
+                stats.add(batch)
+        return stats
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine must take a step though no request asks for one.
+
+        Stats leave the worker with a step only. One empty step at the start brings the info metrics of an idle engine
+        to its API server.
+        """
+        pending = bool(super().has_pending_push_work())
+        observer = getattr(self.connector_scheduler, "_nixl_telemetry", None)
+        return pending or (observer is not None and not observer.stepped)
+
+    def shutdown(self) -> Any:
+        """Shut down, then export what is left."""
+        try:
+            return super().shutdown()
+        finally:
+            if self._telemetry is not None:
+                self._telemetry.close()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """Rebuild stats for vLLM's periodic log line, which has no use for our part."""
+        return TelemetryStats(data={name: value for name, value in (data or {}).items() if name != UPDATES})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Any:
+        """The Prometheus metrics, in the API server."""
+        settings = Settings.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        if not settings.enabled:
+            return super().build_prom_metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return TelemetryPromMetrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues, cls.transfer_mode, settings.metrics
+        )
+
+
+class InstrumentedNixlPullConnector(_ConnectorHooks, NixlPullConnector):  # type: ignore[misc]
+    """vLLM's pull connector, observed: the decode side READs the KV."""
+
+    transfer_mode = TransferMode.PULL
+    _worker_hooks = PullWorkerHooks
+
+
+class InstrumentedNixlPushConnector(_ConnectorHooks, NixlPushConnector):  # type: ignore[misc]
+    """vLLM's push connector, observed: the prefill side WRITEs the KV."""
+
+    transfer_mode = TransferMode.PUSH
+    _worker_hooks = PushWorkerHooks

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Turning a stock object into an instrumented one."""
+
+import functools
+import inspect
+from typing import Any, Final
+
+from nixl_telemetry.signals.logs import logger
+
+OBSERVER: Final = "_nixl_telemetry"
+"""Attribute that holds the observer of an instrumented object."""
+
+
+def instrument(target: Any, hooks: type, observer: object) -> None:
+    """Give ``target`` the methods of ``hooks`` in front of its own.
+
+    vLLM's connectors build their worker, scheduler and agent by name inside ``__init__``, so a subclass cannot be put
+    there. The finished object changes its class instead: construction stays vLLM's, ``isinstance`` holds, and what
+    is not hooked costs nothing.
+
+    Where the class lacks a hooked method, the hook is simply never called; that is told once.
+
+    Raises:
+        TypeError: If the object's class cannot be replaced, for example because it is not a Python class.
+    """
+    setattr(target, OBSERVER, observer)
+    target.__class__ = _instrumented(hooks, type(target))
+
+
+@functools.cache
+def _instrumented(hooks: type, stock: type) -> type:
+    hooked = {name for layer in hooks.__mro__ for name, value in vars(layer).items() if inspect.isfunction(value)}
+    missing = sorted(name for name in hooked if not hasattr(stock, name))
+    if missing:
+        logger().warning(
+            "%s has no %s in this version: what is observed there stays invisible", stock.__qualname__, ", ".join(missing)
+        )
+    return type(f"Instrumented{stock.__name__}", (hooks, stock), {"__module__": stock.__module__})

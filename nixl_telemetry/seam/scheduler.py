@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Hooks on the scheduler side: what requests say of their transfer mode.
+
+The connector's public scheduler methods forward to these two, so nothing private is touched but the object itself.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from nixl_telemetry.operations.mode import ModeCheck
+from nixl_telemetry.seam.carrier import StepNotes
+from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.semconv import ConflictSource
+from nixl_telemetry.signals.telemetry import Telemetry, guarded
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler as _Stock
+else:
+    _Stock = object
+
+_NOTES_LIMIT = 1024
+
+
+class SchedulerObserver:
+    """What a scheduler's hooks report to.
+
+    Args:
+        telemetry: The hub.
+        scheduler: The stock scheduler.
+    """
+
+    def __init__(self, telemetry: Telemetry, scheduler: Any) -> None:
+        self.telemetry = telemetry
+        self._mode = ModeCheck(telemetry)
+        self._notes = StepNotes()
+        self.stepped = False
+        """Whether a step was built since the start."""
+        self._mode.compare(ConflictSource.CLASS, scheduler._TRANSFER_MODE, {semconv.CODE_CLASS: type(scheduler).__name__})
+
+    @guarded
+    def request_arrived(self, request: Any) -> None:
+        """A request came in. A decode request of the other mode is named here, before its handshake fails."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict) or not params.get("do_remote_prefill") or "transfer_mode" not in params:
+            return
+        engine_id = str(params.get("remote_engine_id", ""))
+        conflict = self._mode.compare(
+            ConflictSource.PARAMS,
+            str(params["transfer_mode"])[:32],
+            {
+                semconv.REQUEST_ID: request.request_id,
+                semconv.REMOTE_ENGINE_ID: engine_id,
+                semconv.SERVER_ADDRESS: str(params.get("remote_host", "")),
+                semconv.SERVER_PORT: str(params.get("remote_port", "")),
+            },
+        )
+        if conflict is not None and len(self._notes.conflicts) < _NOTES_LIMIT:
+            self._notes.conflicts[engine_id] = conflict
+
+    @guarded
+    def step_built(self, metadata: Any) -> None:
+        """The metadata of a step is ready for the workers."""
+        self.stepped = True
+        if self._notes:
+            self._notes.attach(metadata)
+            self._notes = StepNotes()
+
+
+class SchedulerHooks(_Stock):  # type: ignore[misc]
+    """Goes in front of vLLM's pull and push schedulers."""
+
+    _nixl_telemetry: SchedulerObserver
+
+    def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.request_arrived(request)
+        return super().on_new_request(request, *args, **kwargs)
+
+    def build_connector_meta(self, *args: Any, **kwargs: Any) -> Any:
+        metadata = super().build_connector_meta(*args, **kwargs)
+        self._nixl_telemetry.step_built(metadata)
+        return metadata

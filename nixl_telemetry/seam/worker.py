@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Hooks on the worker: handshakes, registration of the KV caches, and which request a transfer is for.
+
+What is touched, and why nothing public serves:
+
+- ``_nixl_handshake``: the only place where a handshake begins and ends; it runs on a thread of the worker's.
+- ``add_remote_agent``, ``_add_notif_only_remote_agent``: between the checks and the registration of a rank.
+- ``NixlHandshakePayload`` in ``base_worker``'s namespace: decoded between the query and the checks, see _Payload.
+- ``_read_blocks``, ``_xfer_blocks``: the NIXL agent is not told for which request or peer a transfer is.
+- ``_compute_desc_ids``: the block ids that are really moved, after prefix caching has trimmed them.
+- ``register_kv_caches``: where the compatibility hash is computed.
+
+Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invisible and everything else works.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import vllm.config.utils as config_utils
+import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
+
+from nixl_telemetry.compat.factors import digest
+from nixl_telemetry.operations.handshake import Current, Failure, Handshake
+from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
+from nixl_telemetry.operations.peer import Peer, PeerBook
+from nixl_telemetry.operations.startup import announce
+from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.seam.carrier import StepNotes
+from nixl_telemetry.seam.stats import TelemetryStats
+from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version, vllm_version
+from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.clock import now_ns
+from nixl_telemetry.signals.semconv import ConflictSource, Purpose
+from nixl_telemetry.signals.telemetry import Telemetry, guarded
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker as _Stock
+else:
+    _Stock = object
+
+_current = Current()
+
+
+@dataclass
+class _Payload(NixlHandshakePayload):  # type: ignore[misc]
+    """Stock's handshake payload, field for field, that tells when it was decoded.
+
+    The handshake is one long method without a call between the answer and the comparison of hashes. But msgspec runs
+    ``__post_init__`` after decoding, on the thread that shakes hands.
+    """
+
+    def __post_init__(self) -> None:
+        if _current.handshake is not None:
+            _current.handshake.received(self.compatibility_hash)
+
+
+class WorkerObserver:
+    """What a worker's hooks report to.
+
+    Args:
+        telemetry: The hub.
+        worker: The stock worker.
+        transfers: The transfers of the worker's agent.
+    """
+
+    def __init__(self, telemetry: Telemetry, worker: Any, transfers: TransferTable) -> None:
+        self.telemetry = telemetry
+        self.transfers = transfers
+        self._worker = worker
+        self._peers = PeerBook()
+        self._conflicts: dict[str, ModeConflict] = {}
+        self._mode = ModeCheck(telemetry)
+        self._handshake_parameters = Parameters(base_worker.NixlBaseConnectorWorker._nixl_handshake)
+        post = getattr(worker, "_read_blocks", None) or worker._xfer_blocks
+        self._post_parameters = Parameters(getattr(type(worker), post.__name__))
+
+    @guarded
+    def handshake_starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handshake:
+        """A handshake begins on this thread."""
+
+        def argument(name: str, default: Any = None) -> Any:
+            return self._handshake_parameters.get(name, args, kwargs, default)
+
+        peer = Peer(str(argument("expected_engine_id")), str(argument("host")), int(argument("port")))
+        self._peers.meet(peer)
+        _current.handshake = Handshake(
+            self.telemetry,
+            peer,
+            Purpose.NOTIFY if argument("notif_agents_only", False) else Purpose.TRANSFER,
+            str(self._worker.compat_hash),
+            bool(self._worker.enforce_compat_hash),
+            int(argument("remote_tp_size", 0)),
+            self._conflicts.pop(peer.engine_id, None),
+        )
+        return _current.handshake
+
+    @guarded
+    def handshake_ends(self, error: BaseException | None) -> None:
+        """The handshake of this thread ended."""
+        handshake, _current.handshake = _current.handshake, None
+        if handshake is not None:
+            handshake.finish(_failure(error) if error is not None else None)
+
+    @guarded
+    def registering(self) -> None:
+        """The handshake of this thread has accepted a rank."""
+        if _current.handshake is not None:
+            _current.handshake.registering()
+
+    @guarded
+    def registered(self) -> None:
+        """The handshake of this thread is through with a rank."""
+        if _current.handshake is not None:
+            _current.handshake.registered()
+
+    @guarded
+    def post_starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Transfers to one rank of a peer are about to be posted for a request, on this thread."""
+
+        def argument(name: str) -> Any:
+            return self._post_parameters.get(name, args, kwargs)
+
+        spec = argument("read_spec")
+        self.transfers.current.request = Request(
+            argument("request_id"),
+            argument("remote_request_id"),
+            self._peers.find(argument("dst_engine_id")),
+            spec.remote_rank,
+            spec.local_block_ids,
+            spec.remote_block_ids,
+        )
+
+    @guarded
+    def post_ends(self) -> None:
+        """They were posted, or not."""
+        self.transfers.current.request = None
+
+    @guarded
+    def blocks_chosen(self, block_ids: Any, is_remote: bool) -> None:
+        """Prefix caching has trimmed the blocks of one side."""
+        request = self.transfers.current.request
+        if request is None:
+            return
+        if is_remote:
+            request.remote_blocks = block_ids
+        else:
+            request.local_blocks = block_ids
+
+    @guarded
+    def notes_arrived(self, metadata: Any) -> None:
+        """The scheduler's metadata for a step: what it noted for the handshakes to come."""
+        notes = StepNotes.of(metadata)
+        if notes is not None and len(self._conflicts) < PeerBook.LIMIT:
+            # Another process's clock says nothing here.
+            self._conflicts |= {engine: replace(it, at_ns=now_ns()) for engine, it in notes.conflicts.items()}
+
+    @guarded
+    def caches_registered(self, factors: list[dict[str, Any]], start_ns: int) -> None:
+        """The KV caches are registered, hence the hash is known."""
+        worker = self._worker
+        compat_hash = str(worker.compat_hash)
+        announce(
+            self.telemetry,
+            versions=(vllm_version(), nixl_version()),
+            kv_role=str(worker.kv_transfer_config.kv_role),
+            compat_hash=compat_hash,
+            enforced=bool(worker.enforce_compat_hash),
+            # Other configs may have been hashed meanwhile.
+            factors=next((seen for seen in factors if digest(seen) == compat_hash), None),
+            start_ns=start_ns,
+            conflict=self._mode.compare(
+                ConflictSource.CLASS, worker._TRANSFER_MODE, {semconv.CODE_CLASS: type(worker).__name__}
+            ),
+        )
+
+    @guarded
+    def add_updates(self, stats: TelemetryStats | None, empty: TelemetryStats) -> TelemetryStats | None:
+        """The stats of a step, with the metric updates in them."""
+        batch = self.telemetry.drain()
+        if batch is None:
+            return stats
+        full = stats if stats is not None else empty
+        full.add(batch)
+        return full
+
+
+class WorkerHooks(_Stock):  # type: ignore[misc]
+    """Goes in front of vLLM's pull and push workers."""
+
+    _nixl_telemetry: WorkerObserver
+
+    def _nixl_handshake(self, *args: Any, **kwargs: Any) -> Any:
+        observer = self._nixl_telemetry
+        observer.handshake_starts(args, kwargs)
+        try:
+            result = super()._nixl_handshake(*args, **kwargs)
+        except BaseException as error:
+            observer.handshake_ends(error)
+            raise
+        observer.handshake_ends(None)
+        return result
+
+    def add_remote_agent(self, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.registering()
+        result = super().add_remote_agent(*args, **kwargs)
+        self._nixl_telemetry.registered()
+        return result
+
+    def _add_notif_only_remote_agent(self, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.registering()
+        result = super()._add_notif_only_remote_agent(*args, **kwargs)
+        self._nixl_telemetry.registered()
+        return result
+
+    def _compute_desc_ids(self, *args: Any, **kwargs: Any) -> Any:
+        # vLLM passes keywords only, and no ratio for the remote side.
+        if "block_ids" in kwargs:
+            self._nixl_telemetry.blocks_chosen(kwargs["block_ids"], kwargs.get("block_size_ratio") is None)
+        return super()._compute_desc_ids(*args, **kwargs)
+
+    def start_load_kv(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.notes_arrived(metadata)
+        return super().start_load_kv(metadata, *args, **kwargs)
+
+    def register_kv_caches(self, *args: Any, **kwargs: Any) -> Any:
+        start_ns = now_ns()
+        with _seeing_factors() as factors:
+            result = super().register_kv_caches(*args, **kwargs)
+        self._nixl_telemetry.caches_registered(factors, start_ns)
+        return result
+
+    def get_kv_connector_stats(self) -> Any:
+        return self._nixl_telemetry.add_updates(super().get_kv_connector_stats(), TelemetryStats())
+
+
+class PullWorkerHooks(WorkerHooks):
+    """For the pull worker, which READs."""
+
+    def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.post_starts(args, kwargs)
+        try:
+            return super()._read_blocks(*args, **kwargs)
+        finally:
+            self._nixl_telemetry.post_ends()
+
+
+class PushWorkerHooks(WorkerHooks):
+    """For the push worker, which WRITEs, on a thread of its own."""
+
+    def _xfer_blocks(self, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.post_starts(args, kwargs)
+        try:
+            return super()._xfer_blocks(*args, **kwargs)
+        finally:
+            self._nixl_telemetry.post_ends()
+
+
+def _failure(error: BaseException) -> Failure:
+    return Failure(
+        error,
+        timed_out=isinstance(error, zmq.ZMQError),
+        undecodable=isinstance(error.__cause__ or error, msgspec.MsgspecError),
+        from_agent=is_nixl_error(error),
+        unsupported=isinstance(error, NotImplementedError | ValueError),
+    )
+
+
+@contextlib.contextmanager
+def _seeing_factors() -> Iterator[list[dict[str, Any]]]:
+    """Collects what vLLM hashes meanwhile.
+
+    ``compute_nixl_compatibility_hash`` keeps the factors to itself, but looks ``hash_factors`` up when it is called.
+    """
+    stock = config_utils.hash_factors
+    seen: list[dict[str, Any]] = []
+
+    def hash_factors(items: dict[str, Any]) -> str:
+        seen.append(items)
+        return stock(items)
+
+    config_utils.hash_factors = hash_factors
+    try:
+        yield seen
+    finally:
+        config_utils.hash_factors = stock

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Every knob: ``kv_connector_extra_config["telemetry"]`` and ``NIXLTEL_*`` variables.
+
+A setting given in the config wins over its variable. NIXL owns the prefix ``NIXL_TELEMETRY_`` and vLLM warns about
+unknown ``VLLM_*`` variables, hence ``NIXLTEL_``.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+CONFIG_KEY: Final = "telemetry"
+"""Key of the settings inside ``kv_connector_extra_config``."""
+ENV_PREFIX: Final = "NIXLTEL_"
+AUTO_VARIABLE: Final = "NIXLTEL_AUTO"
+"""Set to 1, the stock connector names resolve to the instrumented classes. A variable only: it is for deployments whose
+config cannot be touched."""
+_TESTBED_PREFIX: Final = "NIXLTEL_TESTBED_"
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown or has a bad value; the message names it, the value and what is valid."""
+
+
+class Settings(BaseModel):
+    """What a user can set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = Field(True, description="`false`: the connectors behave as the stock ones, with no telemetry.")
+    metrics: bool = Field(True, description="Own metrics on `/metrics`. The labels on vLLM's metrics stay either way.")
+    traces: bool = Field(
+        True,
+        description="Spans, where an exporter is configured: by vLLM's `--otlp-traces-endpoint` or by `OTEL_*`.",
+    )
+    logs: bool = Field(True, description="One log line per finished operation.")
+    log_format: Literal["logfmt", "json"] = Field("logfmt", description="How a log line's keys are written.")
+    slow_handshake_seconds: float = Field(
+        1.0, gt=0, description="A handshake slower than this is logged as a warning. Seconds."
+    )
+    slow_transfer_seconds: float = Field(
+        1.0, gt=0, description="A transfer slower than this is logged as a warning. Seconds."
+    )
+    queue_size: int = Field(
+        8192,
+        ge=16,
+        le=1_000_000,
+        description="Records that may wait for the export thread, and as many updates for the next engine step; "
+        "beyond, they are dropped and counted.",
+    )
+    shutdown_timeout_seconds: float = Field(
+        2.0, ge=0, le=30, description="How long a process that ends may wait for spans to be exported. Seconds."
+    )
+
+    @classmethod
+    def load(cls, extra_config: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Self:
+        """Read the settings.
+
+        Args:
+            extra_config: vLLM's ``kv_connector_extra_config``.
+            environ: Environment variables; the process's own by default.
+
+        Raises:
+            SettingsError: On an unknown key or a bad value, in either place.
+        """
+        variables = os.environ if environ is None else environ
+        return cls._validated(_from_environment(variables) | _from_config(extra_config or {}))
+
+    @classmethod
+    def _validated(cls, given: dict[str, tuple[str, Any]]) -> Self:
+        try:
+            return cls.model_validate({name: value for name, (_, value) in given.items()})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where, value = given[str(problem["loc"][0])]
+            raise SettingsError(f"nixl_telemetry: {where} is {value!r}: {problem['msg']}.") from None
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of the setting ``name``."""
+    return ENV_PREFIX + name.upper()
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    settings = {variable_of(name): name for name in Settings.model_fields}
+    given = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(_TESTBED_PREFIX) or variable == AUTO_VARIABLE:
+            continue
+        if variable not in settings:
+            raise SettingsError(
+                f"nixl_telemetry: the environment variable {variable}={value!r} is not known. "
+                f"Valid ones: {', '.join(sorted([*settings, AUTO_VARIABLE]))}."
+            )
+        given[settings[variable]] = (f"the environment variable {variable}", value)
+    return given
+
+
+def _from_config(extra_config: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    where = f'kv_connector_extra_config["{CONFIG_KEY}"]'
+    config = extra_config.get(CONFIG_KEY, {})
+    if not isinstance(config, Mapping):
+        raise SettingsError(f"nixl_telemetry: {where} is {config!r}; it must be an object of settings.")
+    for name, value in config.items():
+        if name not in Settings.model_fields:
+            raise SettingsError(
+                f"nixl_telemetry: {where} has the unknown key {name!r} (value {value!r}). "
+                f"Valid keys: {', '.join(sorted(Settings.model_fields))}."
+            )
+    return {name: (f'{where}["{name}"]', value) for name, value in config.items()}

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The one table of metrics: code, docs, dashboards and alerts are made from it.
+
+Every metric also carries the labels of :data:`COMMON_LABELS`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+from typing import Final
+
+from nixl_telemetry.compat.factors import FACTOR_NAMES
+from nixl_telemetry.signals.semconv import (
+    DIRECTION_OF_MODE,
+    ConflictSource,
+    Direction,
+    ErrorType,
+    Signal,
+    TransferMode,
+)
+
+
+class Kind(StrEnum):
+    """How values of a metric add up, across ranks, steps and API servers."""
+
+    COUNTER = "counter"
+    """Increments are summed."""
+    LEVEL = "level"
+    """A gauge whose changes are summed: they may arrive at any API server and still add up to the truth."""
+    INFO = "info"
+    """A gauge that is 1 for the labels in force."""
+    HISTOGRAM = "histogram"
+    """Observations are collected."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label of a metric."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    """The closed set of values; empty for a set that is only known at run time."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    help: str
+    """A sentence that says what starts and stops the clock, where there is one."""
+    observed_by: str
+    labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the metric's own labels, in order."""
+        return tuple(label.name for label in self.labels)
+
+    def initial_series(self, mode: TransferMode) -> Iterable[tuple[str, ...]]:
+        """Label values that exist from the start, at 0, for a connector of ``mode``; none while a set is open."""
+        if self.kind is Kind.INFO or any(not label.values for label in self.labels):
+            return ()
+        only = {"direction": (DIRECTION_OF_MODE[mode].value,)}
+        return product(*(only.get(label.name, label.values) for label in self.labels))
+
+
+ADDED_LABELS: Final[Mapping[str, str]] = {
+    "transfer_mode": "`pull` or `push`",
+    "connector_version": "vLLM's `NIXL_CONNECTOR_VERSION`",
+}
+"""Labels that the suite adds, to vLLM's own NIXL metrics too."""
+
+COMMON_LABELS: Final[Mapping[str, str]] = {
+    "model_name": "the served model name, as on vLLM's own metrics",
+    "engine": "index of the engine, as on vLLM's own metrics",
+    **ADDED_LABELS,
+}
+"""Labels on every metric."""
+
+UNKNOWN_FACTOR: Final = "unknown"
+"""Value of ``factor`` where the differing factor is not known."""
+
+_HANDSHAKE_ERRORS: Final = (
+    "",
+    ErrorType.COMPAT_MISMATCH,
+    ErrorType.ENGINE_ID_MISMATCH,
+    ErrorType.PAYLOAD_DECODE,
+    ErrorType.METADATA_DECODE,
+    ErrorType.LAYOUT_MISMATCH,
+    ErrorType.TIMEOUT,
+    ErrorType.UNREACHABLE,
+    ErrorType.PEER_NOT_ALLOWED,
+    ErrorType.AGENT_ERROR,
+    ErrorType.OTHER,
+)
+_TRANSFER_ERRORS: Final = ("", ErrorType.TRANSFER_SETUP, ErrorType.TRANSFER_FAILED, ErrorType.OTHER)
+
+_FACTOR: Final = Label("factor", (*FACTOR_NAMES, UNKNOWN_FACTOR))
+_DIRECTION: Final = Label("direction", tuple(Direction))
+_SIGNAL: Final = Label("signal", tuple(Signal))
+
+# vLLM gives a handshake 5 s for each answer; NIXL posts small reads in microseconds and moves gigabytes in seconds.
+_HANDSHAKE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0)
+_TRANSFER_BUCKETS: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+
+CONNECTOR_INFO: Final = Metric(
+    "nixl_connector_info",
+    Kind.INFO,
+    "1 for the connector that runs: versions, role, compatibility hash and whether a differing hash is rejected.",
+    "P and D",
+    tuple(map(Label, ("vllm_version", "nixl_version", "kv_role", "compat_hash", "handshake_enforced"))),
+)
+HANDSHAKE_DURATION: Final = Metric(
+    "nixl_handshake_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time of a handshake from the first query to the last registered rank, or to its failure (error_type). "
+    "Waiting for a free handshake thread is not in it.",
+    "initiator",
+    (Label("error_type", _HANDSHAKE_ERRORS),),
+    _HANDSHAKE_BUCKETS,
+)
+HANDSHAKE_REJECTIONS: Final = Metric(
+    "nixl_handshake_rejections_total",
+    Kind.COUNTER,
+    "Handshakes that this instance refused because the peer's compatibility hash differs, by differing factor.",
+    "initiator",
+    (_FACTOR,),
+)
+HANDSHAKE_BYPASSED: Final = Metric(
+    "nixl_handshake_bypassed_total",
+    Kind.COUNTER,
+    "Peers with a differing compatibility hash that were let through because enforcement is off.",
+    "initiator, enforcement off",
+    (_FACTOR,),
+)
+TRANSFER_DURATION: Final = Metric(
+    "nixl_transfer_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time of a transfer from its post to the poll that first saw it done or failed (error_type). It includes the "
+    "observation delay: vLLM polls once per engine step.",
+    "initiator",
+    (_DIRECTION, Label("error_type", _TRANSFER_ERRORS)),
+    _TRANSFER_BUCKETS,
+)
+TRANSFER_OBSERVATION_DELAY: Final = Metric(
+    "nixl_transfer_observation_delay_seconds",
+    Kind.HISTOGRAM,
+    "Time between the last poll that saw a transfer in progress (or its post) and the poll that saw it done: by so "
+    "much the duration may be too long.",
+    "initiator",
+    (_DIRECTION,),
+    _TRANSFER_BUCKETS,
+)
+TRANSFER_BYTES: Final = Metric(
+    "nixl_transfer_bytes_total",
+    Kind.COUNTER,
+    "Bytes moved by finished transfers, as NIXL counts them.",
+    "initiator",
+    (_DIRECTION,),
+)
+TRANSFER_BLOCKS: Final = Metric(
+    "nixl_transfer_blocks_total",
+    Kind.COUNTER,
+    "KV cache blocks moved by finished transfers, over all KV cache groups; each rank counts its own.",
+    "initiator",
+    (_DIRECTION,),
+)
+TRANSFER_DESCRIPTORS: Final = Metric(
+    "nixl_transfer_descriptors_total",
+    Kind.COUNTER,
+    "Descriptors moved by finished transfers, after NIXL merged neighbours.",
+    "initiator",
+    (_DIRECTION,),
+)
+TRANSFERS_IN_FLIGHT: Final = Metric(
+    "nixl_transfers_in_flight",
+    Kind.LEVEL,
+    "Transfers that were posted and not yet seen done or failed.",
+    "initiator",
+    (_DIRECTION,),
+)
+MODE_CONFLICTS: Final = Metric(
+    "nixl_mode_conflicts_total",
+    Kind.COUNTER,
+    "Times that another transfer mode was met than the connector's own: in a request's parameters, in the operation "
+    "that reached NIXL, or declared by a class.",
+    "P and D",
+    (Label("source", tuple(ConflictSource)),),
+)
+TELEMETRY_ERRORS: Final = Metric(
+    "nixl_telemetry_errors_total",
+    Kind.COUNTER,
+    "Failures inside the telemetry itself; serving went on without it.",
+    "P and D",
+    (_SIGNAL,),
+)
+TELEMETRY_DROPPED: Final = Metric(
+    "nixl_telemetry_dropped_total",
+    Kind.COUNTER,
+    "Records that the telemetry dropped because a bounded queue or table was full.",
+    "P and D",
+    (_SIGNAL,),
+)
+
+CATALOGUE: Final[Mapping[str, Metric]] = {
+    metric.name: metric
+    for metric in (
+        CONNECTOR_INFO,
+        HANDSHAKE_DURATION,
+        HANDSHAKE_REJECTIONS,
+        HANDSHAKE_BYPASSED,
+        TRANSFER_DURATION,
+        TRANSFER_OBSERVATION_DELAY,
+        TRANSFER_BYTES,
+        TRANSFER_BLOCKS,
+        TRANSFER_DESCRIPTORS,
+        TRANSFERS_IN_FLIGHT,
+        MODE_CONFLICTS,
+        TELEMETRY_ERRORS,
+        TELEMETRY_DROPPED,
+    )
+}
+"""The metrics by name."""

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The export thread: engine threads hand over a callable, everything costly happens here."""
+
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+
+from nixl_telemetry.signals.description import Describe
+
+
+class ExportThread:
+    """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
+
+    A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
+
+    Args:
+        consume: Called with each submitted callable. It must not raise.
+        limit: How many may wait.
+        on_drop: Called for each one that was dropped because the queue was full.
+    """
+
+    def __init__(self, consume: Callable[[Describe], None], limit: int, on_drop: Callable[[], None]) -> None:
+        self._consume = consume
+        self._limit = limit
+        self._on_drop = on_drop
+        self._reset()
+        _living.add(self)
+
+    def _reset(self) -> None:
+        self._start_lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Describe | threading.Event] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, describe: Describe) -> None:
+        """Hand over one operation; never blocks."""
+        if self._queue.qsize() >= self._limit:
+            self._on_drop()
+            return
+        self._queue.put(describe)
+        if self._thread is None:
+            self._start()
+
+    def drain(self, timeout_seconds: float) -> bool:
+        """Wait until all that was submitted before is consumed; false if time ran out."""
+        if self._thread is None:
+            return True
+        # The queue is first in, first out: when its turn comes, all before it is done.
+        reached = threading.Event()
+        self._queue.put(reached)
+        return reached.wait(timeout_seconds)
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="nixl-telemetry-export", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                self._consume(item)
+
+
+_living: "weakref.WeakSet[ExportThread]" = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for thread in list(_living):
+        thread._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Log lines: structlog events through the standard ``logging`` tree, so that the host's handlers stay in charge."""
+
+import logging
+from typing import Any, Final, Literal
+
+import structlog
+from opentelemetry.trace import SpanContext
+
+from nixl_telemetry.signals.description import Attributes, LogLine
+
+LOGGER_NAME: Final = "vllm.nixl_telemetry"
+"""A child of vLLM's logger: vLLM installs its handler there and leaves the root logger alone."""
+
+
+def logger() -> logging.Logger:
+    """The logger under which everything of ours is logged."""
+    return logging.getLogger(LOGGER_NAME)
+
+
+class LogWriter:
+    """Writes :class:`LogLine` descriptions, one line each.
+
+    Args:
+        common: Keys of every line.
+        style: How keys are written.
+    """
+
+    def __init__(self, common: Attributes, style: Literal["logfmt", "json"] = "logfmt") -> None:
+        renderer: Any = (
+            structlog.processors.JSONRenderer()
+            if style == "json"
+            else structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
+        )
+        # Wrapped here and not configured: structlog's global configuration belongs to the application.
+        self._logger = structlog.wrap_logger(
+            logger(),
+            processors=[structlog.stdlib.filter_by_level, renderer, _point_at_caller],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        ).bind(**common)
+
+    def write(self, line: LogLine, context: SpanContext | None) -> None:
+        """Log one line, with the ids of its span where there is one."""
+        ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context else {}
+        self._logger.log(line.level, line.event.value, **line.attributes, **ids)
+
+
+def _point_at_caller(_logger: Any, _method: str, rendered: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    # Handlers print file and line: past structlog's two frames, it is this module and not structlog.
+    return (rendered,), {"stacklevel": 4}

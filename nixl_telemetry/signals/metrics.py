@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Metric updates on their way from the process that observes to the API server that serves ``/metrics``.
+
+Prometheus objects made in a worker are on nobody's ``/metrics``. So updates are collected here, drained once per engine
+step into a :data:`Batch`, and ride with the step's output through vLLM's ``KVConnectorStats``.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind, Metric
+from nixl_telemetry.signals.semconv import Signal
+
+Batch: TypeAlias = dict[str, dict[str, Any]]
+"""Updates by metric name and series key: a number, or a list of observations for a histogram. Only what msgpack knows."""
+
+_SEPARATOR: Final = "\x1f"
+
+
+def series_key(labels: tuple[str, ...]) -> str:
+    """The key of a series in a :data:`Batch`."""
+    return _SEPARATOR.join(labels)
+
+
+def label_values(key: str) -> tuple[str, ...]:
+    """The label values of a series key."""
+    return tuple(key.split(_SEPARATOR))
+
+
+def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add the updates of ``other``, of another rank or step, to ``into``."""
+    for name, series in other.items():
+        kind = CATALOGUE[name].kind
+        mine = into.setdefault(name, {})
+        for key, value in series.items():
+            if kind is Kind.HISTOGRAM:
+                mine[key] = [*mine.get(key, ()), *value]
+            elif kind is Kind.INFO:
+                mine[key] = value
+            else:
+                mine[key] = mine.get(key, 0) + value
+
+
+class Recorder:
+    """Collects the updates of one process. Any thread may add; one thread drains.
+
+    Args:
+        limit: How many updates may wait; what comes beyond is dropped and counted.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._updates: deque[tuple[Metric, tuple[str, ...], float]] = deque()
+        self._dropped = itertools.count()
+        self._dropped_reported = 0
+
+    def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
+        """Record one increment, observation or state. Takes no lock."""
+        if len(self._updates) < self._limit:
+            self._updates.append((metric, labels, value))
+        else:
+            next(self._dropped)
+
+    def drain(self) -> Batch | None:
+        """Take all updates; ``None`` when there are none."""
+        if not self._updates:
+            return None
+        batch: Batch = {}
+        # Only what is there now: other threads may keep adding.
+        for _ in range(len(self._updates)):
+            metric, labels, value = self._updates.popleft()
+            series = batch.setdefault(metric.name, {})
+            key = series_key(labels)
+            if metric.kind is Kind.HISTOGRAM:
+                series.setdefault(key, []).append(value)
+            elif metric.kind is Kind.INFO:
+                series[key] = value
+            else:
+                series[key] = series.get(key, 0) + value
+        self._report_dropped(batch)
+        return batch
+
+    def _report_dropped(self, batch: Batch) -> None:
+        # itertools.count counts atomically under the GIL and shows its next value only in its repr or by advancing.
+        dropped = int(repr(self._dropped)[len("count(") : -1])
+        if dropped > self._dropped_reported:
+            merge(
+                batch, {TELEMETRY_DROPPED.name: {series_key((Signal.METRICS,)): dropped - self._dropped_reported}}
+            )
+            self._dropped_reported = dropped

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Names of spans, attributes and closed value sets.
+
+Standard attributes come from OpenTelemetry's semantic conventions; everything that has no convention lives in the
+``nixl.*`` namespace. Identifiers that are unbounded (request, engine, block ids) go on spans and log lines only, never
+on metrics.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
+"""Semantic-convention version of the standard attributes used here."""
+
+SERVER_ADDRESS: Final = "server.address"
+"""string; host of the peer's handshake side channel."""
+SERVER_PORT: Final = "server.port"
+"""int; port of the peer's handshake side channel."""
+ERROR_TYPE: Final = "error.type"
+"""string; an :class:`ErrorType`, set only on failure."""
+
+TRANSFER_MODE: Final = "nixl.transfer.mode"
+"""string; ``pull`` or ``push``: the mode of this process's connector."""
+CONNECTOR_VERSION: Final = "nixl.connector.version"
+"""int; vLLM's ``NIXL_CONNECTOR_VERSION``."""
+VLLM_VERSION: Final = "nixl.vllm.version"
+"""string; version of vLLM."""
+NIXL_VERSION: Final = "nixl.version"
+"""string; version of the NIXL library."""
+ENGINE_ID: Final = "nixl.engine.id"
+"""string; engine id of this process."""
+RANK: Final = "nixl.rank"
+"""int; tensor-parallel rank of this worker."""
+KV_ROLE: Final = "nixl.kv.role"
+"""string; ``kv_producer``, ``kv_consumer`` or ``kv_both``."""
+REQUEST_ID: Final = "nixl.request.id"
+"""string; request id in this engine."""
+REMOTE_REQUEST_ID: Final = "nixl.remote.request.id"
+"""string; request id in the peer's engine."""
+REMOTE_ENGINE_ID: Final = "nixl.remote.engine.id"
+"""string; engine id of the peer."""
+REMOTE_RANK: Final = "nixl.remote.rank"
+"""int; tensor-parallel rank at the peer."""
+REMOTE_TP_SIZE: Final = "nixl.remote.tp_size"
+"""int; tensor-parallel size of the peer."""
+
+CODE_CLASS: Final = "nixl.class"
+"""string; name of the class that declares a transfer mode."""
+
+COMPAT_HASH: Final = "nixl.compat.hash"
+"""string; compatibility hash of this instance (SHA-256, hex)."""
+REMOTE_COMPAT_HASH: Final = "nixl.remote.compat.hash"
+"""string; compatibility hash that the peer sent."""
+COMPAT_ENFORCED: Final = "nixl.compat.enforced"
+"""bool; whether a differing hash rejects the peer (``enforce_handshake_compat``)."""
+COMPAT_FACTOR_PREFIX: Final = "nixl.compat.factor."
+"""prefix; one attribute for each factor of the hash, JSON for values that are no string, number or bool."""
+
+HANDSHAKE_PURPOSE: Final = "nixl.handshake.purpose"
+"""string; a :class:`Purpose`: what the handshake sets up."""
+
+TRANSFER_OPERATION: Final = "nixl.transfer.operation"
+"""string; the operation that reached NIXL, ``READ`` or ``WRITE``."""
+TRANSFER_BLOCKS: Final = "nixl.transfer.block.count"
+"""int; KV cache blocks moved (kernel blocks, as NIXL addresses them), over all KV cache groups."""
+TRANSFER_DESCRIPTORS: Final = "nixl.transfer.descriptor.count"
+"""int; descriptors that NIXL moved, after merging; those asked for when NIXL tells nothing."""
+TRANSFER_BYTES: Final = "nixl.transfer.size"
+"""int, bytes; as NIXL counts them. Absent when NIXL's telemetry is off or the transfer failed."""
+TRANSFER_POST_DURATION: Final = "nixl.transfer.post.duration"
+"""float, seconds; time that posting took inside NIXL."""
+TRANSFER_DURATION: Final = "nixl.transfer.duration"
+"""float, seconds; NIXL's time from post to the poll that first saw the transfer done."""
+TRANSFER_OBSERVATION_DELAY: Final = "nixl.transfer.observation_delay"
+"""float, seconds; gap between the last poll that saw it in progress (or the post) and the poll that saw it done.
+The transfer ended somewhere in this gap."""
+
+MODE_CONFLICT_SOURCE: Final = "nixl.mode_conflict.source"
+"""string; a :class:`ConflictSource`."""
+MODE_CONFLICT_EXPECTED: Final = "nixl.mode_conflict.expected"
+"""string; the mode of this process's connector."""
+MODE_CONFLICT_FOUND: Final = "nixl.mode_conflict.found"
+"""string; the mode that was found instead."""
+
+
+class SpanName(StrEnum):
+    """Every span of the suite."""
+
+    COMPAT_HASH = "nixl.compat_hash"
+    HANDSHAKE = "nixl.handshake"
+    HANDSHAKE_METADATA = "nixl.handshake.metadata"
+    HANDSHAKE_COMPAT = "nixl.handshake.compat"
+    HANDSHAKE_REGISTER = "nixl.handshake.register"
+    TRANSFER = "nixl.transfer"
+
+
+class EventName(StrEnum):
+    """Every span event and every log event."""
+
+    COMPAT_HASH_COMPUTED = "nixl.compat_hash.computed"
+    HANDSHAKE_FINISHED = "nixl.handshake.finished"
+    HANDSHAKE_FAILED = "nixl.handshake.failed"
+    TRANSFER_FINISHED = "nixl.transfer.finished"
+    TRANSFER_FAILED = "nixl.transfer.failed"
+    MODE_CONFLICT = "nixl.mode_conflict"
+    ENFORCEMENT_OFF = "nixl.compat.enforcement_off"
+
+
+class ErrorType(StrEnum):
+    """Why an operation failed: one closed vocabulary for spans, metrics and log lines."""
+
+    COMPAT_MISMATCH = "compat_mismatch"
+    """The peer's compatibility hash differs."""
+    ENGINE_ID_MISMATCH = "engine_id_mismatch"
+    """Another engine answers at the peer's address: it was restarted or replaced."""
+    PAYLOAD_DECODE = "payload_decode"
+    """The answer to the handshake is no handshake payload."""
+    METADATA_DECODE = "metadata_decode"
+    """The payload is sound, the agent metadata inside it is not."""
+    LAYOUT_MISMATCH = "layout_mismatch"
+    """The hash agrees, but topology or KV cache layout cannot be paired."""
+    TIMEOUT = "timeout"
+    """The peer accepts connections and did not answer in time."""
+    UNREACHABLE = "unreachable"
+    """Nobody listens at the peer's address."""
+    PEER_NOT_ALLOWED = "peer_not_allowed"
+    """The peer is not on the list of allowed peers."""
+    AGENT_ERROR = "agent_error"
+    """The NIXL agent refused the peer's metadata or memory."""
+    TRANSFER_SETUP = "transfer_setup"
+    """NIXL would not prepare or post the transfer."""
+    TRANSFER_FAILED = "transfer_failed"
+    """The transfer was posted and failed."""
+    NOTIFICATION_FAILED = "notification_failed"
+    """A notification could not be sent."""
+    KV_EXPIRED = "kv_expired"
+    """The KV was released before it was read."""
+    OTHER = "_OTHER"
+    """None of the above."""
+
+
+class TransferMode(StrEnum):
+    """Who moves the KV."""
+
+    PULL = "pull"
+    PUSH = "push"
+
+
+class Direction(StrEnum):
+    """Which way the initiator moves KV: READ in pull, WRITE in push."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+MODE_OF_OPERATION: Final = {"READ": TransferMode.PULL, "WRITE": TransferMode.PUSH}
+"""The mode that a NIXL operation belongs to."""
+
+DIRECTION_OF_MODE: Final = {TransferMode.PULL: Direction.READ, TransferMode.PUSH: Direction.WRITE}
+"""What the initiator does in a mode."""
+
+
+class Purpose(StrEnum):
+    """What a handshake sets up."""
+
+    TRANSFER = "transfer"
+    """Moving KV: READ in pull, WRITE in push."""
+    NOTIFY = "notify"
+    """Sending notifications only: the decode side in push."""
+
+
+class ConflictSource(StrEnum):
+    """Where a transfer mode was seen that is not the connector's."""
+
+    PARAMS = "params"
+    """The ``kv_transfer_params`` of a request."""
+    OPERATION = "operation"
+    """The operation that reached NIXL."""
+    CLASS = "class"
+    """The mode that the worker's or the scheduler's class declares, which goes into the hash."""
+
+
+class Signal(StrEnum):
+    """Parts of the suite, as its own health metrics name them."""
+
+    HOOK = "hook"
+    """Code of ours on vLLM's threads."""
+    METRICS = "metrics"
+    TRACES = "traces"
+    LOGS = "logs"
+    NIXL = "nixl"
+    """NIXL's own transfer telemetry, on which bytes and times rest."""

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The hub of one connector: takes metric updates and finished operations, and answers for the suite's own failures."""
+
+import atexit
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED, TELEMETRY_ERRORS, Metric
+from nixl_telemetry.signals.description import Attributes, Describe
+from nixl_telemetry.signals.export import ExportThread
+from nixl_telemetry.signals.logs import LogWriter, logger
+from nixl_telemetry.signals.metrics import Batch, Recorder
+from nixl_telemetry.signals.semconv import Signal, TransferMode
+from nixl_telemetry.signals.traces import SpanWriter
+
+_REPORTED_LIMIT: Final = 100
+
+
+class Telemetry:
+    """What the operations of one connector, in one process, report to.
+
+    Nothing here raises into the caller, waits or takes a contended lock.
+
+    Args:
+        settings: The user's settings.
+        mode: The connector's transfer mode.
+        attributes: Attributes of every span and log line.
+    """
+
+    def __init__(self, settings: Settings, mode: TransferMode, attributes: Attributes) -> None:
+        self.settings: Final = settings
+        self.mode: Final = mode
+        self._recorder = Recorder(settings.queue_size)
+        self._spans = SpanWriter(attributes) if settings.traces else None
+        self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
+        self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
+        self._reported: set[str] = set()
+        self._exporter_errors = _ExporterErrors(self)
+        logging.getLogger("opentelemetry").addHandler(self._exporter_errors)
+        # Registered after vLLM's own handler, hence run before it shuts its provider down.
+        atexit.register(self.close)
+
+    def record(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
+        """Record one increment, observation or state of a metric."""
+        if self.settings.metrics:
+            self._recorder.add(metric, labels, value)
+
+    def emit(self, describe: Describe) -> None:
+        """Hand a finished operation to the export thread."""
+        self._export.submit(describe)
+
+    def drain(self) -> Batch | None:
+        """Take the metric updates that came since the last call; ``None`` when there are none."""
+        return self._recorder.drain()
+
+    def failed(self, where: str, error: BaseException, signal: Signal = Signal.HOOK) -> None:
+        """Count a failure of our own, and log it the first time that it happens at this place."""
+        self._recorder.add(TELEMETRY_ERRORS, (signal,))
+        self.warn_once(f"{where}: {type(error).__name__}", "telemetry failed in %s, serving goes on: %r", where, error)
+
+    def warn_once(self, key: str, message: str, *args: object) -> None:
+        """Log a warning unless ``key`` was warned of before."""
+        if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
+            self._reported.add(key)
+            logger().warning(message, *args)
+
+    def close(self) -> None:
+        """Export what is left, within the time that the settings give; safe to call more than once."""
+        atexit.unregister(self.close)
+        # On a thread of its own: OpenTelemetry's flush and shutdown have time limits of their own, longer than ours.
+        closing = threading.Thread(target=self._finish, name="nixl-telemetry-close", daemon=True)
+        closing.start()
+        closing.join(self.settings.shutdown_timeout_seconds)
+        logging.getLogger("opentelemetry").removeHandler(self._exporter_errors)
+
+    def _finish(self) -> None:
+        self._export.drain(self.settings.shutdown_timeout_seconds)
+        if self._spans is not None:
+            self._spans.flush(self.settings.shutdown_timeout_seconds)
+            self._spans.close()
+
+    def _dropped(self) -> None:
+        self._recorder.add(TELEMETRY_DROPPED, (Signal.TRACES,))
+
+    def _consume(self, describe: Describe) -> None:
+        try:
+            description = describe()
+        except Exception as error:
+            self.failed("describing an operation", error)
+            return
+        context = None
+        if self._spans is not None and description.span is not None:
+            try:
+                context = self._spans.write(description.span)
+            except Exception as error:
+                self.failed("writing a span", error, Signal.TRACES)
+        if self._log is not None and description.log is not None:
+            try:
+                self._log.write(description.log, context)
+            except Exception as error:
+                self.failed("writing a log line", error, Signal.LOGS)
+
+
+class _ExporterErrors(logging.Handler):
+    """Counts what OpenTelemetry logs when it cannot export.
+
+    The provider may be vLLM's, and its exporter is private to it; its complaints are public. OpenTelemetry leaves out
+    repeated messages, so the count says that exporting fails rather than how often.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        super().__init__(logging.WARNING)
+        self._telemetry = telemetry
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._telemetry._recorder.add(TELEMETRY_ERRORS, (Signal.TRACES,))
+
+
+class HasTelemetry(Protocol):
+    """Whatever owns guarded hooks."""
+
+    @property
+    def telemetry(self) -> Telemetry: ...
+
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+
+def guarded(hook: _Hook) -> _Hook:
+    """Make a method of ours that runs on vLLM's threads unable to raise.
+
+    A failure is counted and logged once, and the answer is ``None``. Only code of ours is ever guarded: what vLLM raises
+    must pass.
+    """
+
+    @functools.wraps(hook)
+    def safe(self: HasTelemetry, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            self.telemetry.failed(hook.__qualname__, error)
+            return None
+
+    safe.__guarded__ = True  # type: ignore[attr-defined]
+    return safe  # type: ignore[return-value]

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Spans, through the process's own OpenTelemetry provider."""
+
+import logging
+import os
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import ProxyTracerProvider, SpanContext, Status, StatusCode
+
+from nixl_telemetry import __version__
+from nixl_telemetry.signals.clock import unix_ns
+from nixl_telemetry.signals.description import Attributes, Span
+from nixl_telemetry.signals.semconv import ERROR_TYPE, SCHEMA_URL
+
+SCOPE: Final = "nixl_telemetry"
+"""Instrumentation scope of every span."""
+
+_logger = logging.getLogger(__name__)
+
+
+def _configured(name: str, default: str = "") -> str:
+    """A standard variable's value for traces, or else for all signals."""
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+
+
+def _exporter() -> SpanExporter | None:
+    """The OTLP exporter that the ``OTEL_*`` variables ask for.
+
+    Without an endpoint there is none: the SDK's default would send to a port of this host that nobody asked for.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not _configured("ENDPOINT"):
+        return None
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") not in ("otlp", "otlp_proto_grpc", "otlp_proto_http"):
+        return None
+    # gRPC by default, as in vLLM.
+    if _configured("PROTOCOL", "grpc") == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    return HttpExporter()
+
+
+class SpanWriter:
+    """Turns :class:`Span` descriptions into OpenTelemetry spans.
+
+    The provider is looked up at the first span: vLLM sets one up in each of its processes when it is started with
+    ``--otlp-traces-endpoint``. Where there is none, the standard ``OTEL_*`` variables are honoured.
+
+    Args:
+        common: Attributes of every span.
+    """
+
+    def __init__(self, common: Attributes) -> None:
+        self._common = common
+        self._own_provider: TracerProvider | None = None
+        self._tracer: trace.Tracer | None = None
+
+    def write(self, span: Span) -> SpanContext | None:
+        """Record a span and its children; returns its context, or ``None`` where nothing exports spans."""
+        if self._tracer is None:
+            self._tracer = self._find_provider().get_tracer(SCOPE, __version__, schema_url=SCHEMA_URL)
+        context = self._record(self._tracer, span, None)
+        return context if context.is_valid else None
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Export what is buffered, within the time given."""
+        provider = self._own_provider or trace.get_tracer_provider()
+        if isinstance(provider, TracerProvider):
+            provider.force_flush(int(timeout_seconds * 1000))
+
+    def close(self) -> None:
+        """Shut down the provider if it is ours; vLLM's is vLLM's."""
+        if self._own_provider is not None:
+            self._own_provider.shutdown()
+
+    def _find_provider(self) -> trace.TracerProvider:
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, ProxyTracerProvider):
+            return provider
+        exporter = _exporter()
+        if exporter is None:
+            return trace.NoOpTracerProvider()
+        resource = Resource.create({"vllm.process_id": str(os.getpid())})
+        # Not made global: whether other code of this process is traced is not ours to decide.
+        self._own_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._own_provider.add_span_processor(BatchSpanProcessor(exporter))
+        return self._own_provider
+
+    def _record(self, tracer: trace.Tracer, span: Span, parent: trace.Span | None) -> SpanContext:
+        attributes = {**self._common, **span.attributes} if parent is None else dict(span.attributes)
+        if span.error is not None:
+            attributes[ERROR_TYPE] = span.error.value
+        recording = tracer.start_span(
+            span.name,
+            context=trace.set_span_in_context(parent) if parent is not None else None,
+            kind=span.kind,
+            attributes=attributes,
+            start_time=unix_ns(span.start_ns),
+        )
+        for event in span.events:
+            recording.add_event(event.name, event.attributes, unix_ns(event.at_ns))
+        for child in span.children:
+            self._record(tracer, child, recording)
+        if span.error is not None:
+            recording.set_status(Status(StatusCode.ERROR, span.message))
+        recording.end(unix_ns(span.end_ns))
+        return recording.get_span_context()

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Settings of the whole test suite."""
+
+from hypothesis import settings
+
+# Real servers may run on the same two cores: time limits on examples would only measure them.
+settings.register_profile("shared-machine", deadline=None)
+settings.load_profile("shared-machine")
+
+pytest_plugins = ["tests.support.observed"]

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""A handshake's span, stages, metrics and log line, for every way in which it can end."""
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from opentelemetry.trace import SpanKind, StatusCode
+
+from nixl_telemetry.operations.handshake import Failure, Handshake
+from nixl_telemetry.operations.mode import ModeConflict
+from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, Purpose
+from tests.support.observed import Observed
+
+DURATION = "nixl_handshake_duration_seconds"
+REJECTIONS = "nixl_handshake_rejections_total"
+BYPASSED = "nixl_handshake_bypassed_total"
+
+Start = Callable[..., Handshake]
+
+
+@pytest.fixture
+def listening_port() -> Iterator[int]:
+    """A port that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def start(observed: Observed) -> Start:
+    """Starts a handshake with engine ``there``."""
+
+    def start(port: int = 5600, enforced: bool = True, conflict: ModeConflict | None = None) -> Handshake:
+        peer = Peer("there", "127.0.0.1", port)
+        return Handshake(observed.telemetry, peer, Purpose.TRANSFER, "aaa", enforced, 2, conflict)
+
+    return start
+
+
+def test_success(observed: Observed, start: Start) -> None:
+    """Two ranks: six stages below one client span, one observation without an error."""
+    handshake = start()
+    for _ in range(2):
+        handshake.received("aaa")
+        handshake.registering()
+        handshake.registered()
+    handshake.finish()
+
+    span = observed.span("nixl.handshake")
+    assert span.kind is SpanKind.CLIENT
+    assert span.status.status_code is StatusCode.UNSET
+    assert dict(span.attributes or {}) == {
+        "nixl.engine.id": "here",
+        "server.address": "127.0.0.1",
+        "server.port": 5600,
+        "nixl.remote.engine.id": "there",
+        "nixl.remote.tp_size": 2,
+        "nixl.handshake.purpose": "transfer",
+        "nixl.compat.hash": "aaa",
+        "nixl.remote.compat.hash": "aaa",
+        "nixl.compat.enforced": True,
+    }
+    stages = [child for child in observed.spans() if child.parent and child.parent.span_id == span.context.span_id]
+    assert [stage.name.removeprefix("nixl.handshake.") for stage in stages] == ["metadata", "compat", "register"] * 2
+    assert stages[0].start_time == pytest.approx(span.start_time, abs=1e6)
+    assert all(before.end_time == pytest.approx(after.start_time, abs=1e6) for before, after in zip(stages, stages[1:]))
+    ((key, observations),) = observed.updates().items()
+    assert key == (DURATION, "")
+    assert observations == [pytest.approx((span.end_time - span.start_time) / 1e9, abs=1e-3)]
+    (line,) = observed.messages()
+    assert line.startswith("event=nixl.handshake.finished nixl.engine.id=here")
+    assert f"trace_id={span.context.trace_id:032x} span_id={span.context.span_id:016x}" in line
+
+
+def test_rejection(observed: Observed, start: Start) -> None:
+    """A differing hash: the compat stage and the handshake fail, and a rejection is counted."""
+    handshake = start()
+    handshake.received("bbb")
+    handshake.finish(Failure(RuntimeError("NIXL compatibility hash mismatch")))
+
+    span = observed.span("nixl.handshake")
+    assert (span.status.status_code, span.status.description) == (
+        StatusCode.ERROR,
+        "NIXL compatibility hash mismatch",
+    )
+    assert (span.attributes or {})["error.type"] == "compat_mismatch"
+    assert observed.span("nixl.handshake.metadata").status.status_code is StatusCode.UNSET
+    assert observed.span("nixl.handshake.compat").status.status_code is StatusCode.ERROR
+    updates = observed.updates()
+    assert updates.pop((DURATION, "compat_mismatch"))
+    assert updates == {(REJECTIONS, "unknown"): 1}
+    (line,) = observed.messages()
+    assert "event=nixl.handshake.failed" in line
+    assert "error.type=compat_mismatch" in line
+
+
+def test_bypass(observed: Observed, start: Start) -> None:
+    """With enforcement off a differing hash is let through, and counted."""
+    handshake = start(enforced=False)
+    handshake.received("bbb")
+    handshake.registering()
+    handshake.registered()
+    handshake.finish()
+
+    updates = observed.updates()
+    assert updates.pop((DURATION, ""))
+    assert updates == {(BYPASSED, "unknown"): 1}
+
+
+@pytest.mark.parametrize(
+    ("steps", "failure", "expected"),
+    [
+        ("", Failure(AssertionError()), ErrorType.PAYLOAD_DECODE),
+        ("", Failure(RuntimeError("Failed to decode"), undecodable=True), ErrorType.PAYLOAD_DECODE),
+        ("c", Failure(RuntimeError("engine"), undecodable=False), ErrorType.ENGINE_ID_MISMATCH),
+        ("c", Failure(RuntimeError("metadata"), undecodable=True), ErrorType.METADATA_DECODE),
+        ("c", Failure(NotImplementedError("dcp"), unsupported=True), ErrorType.LAYOUT_MISMATCH),
+        ("c", Failure(KeyError("x")), ErrorType.OTHER),
+        ("cr", Failure(AssertionError("layout")), ErrorType.LAYOUT_MISMATCH),
+        ("cr", Failure(Exception("NIXL_ERR"), from_agent=True), ErrorType.AGENT_ERROR),
+        ("crd", Failure(AssertionError("second rank")), ErrorType.PAYLOAD_DECODE),
+        ("cr", Failure(KeyboardInterrupt()), ErrorType.LAYOUT_MISMATCH),
+    ],
+)
+def test_error_types(observed: Observed, start: Start, steps: str, failure: Failure, expected: ErrorType) -> None:
+    """The type follows from how far it got and what kind of exception ended it, not from the exception's text."""
+    handshake = start()
+    for step in steps:
+        {"c": lambda: handshake.received("aaa"), "r": handshake.registering, "d": handshake.registered}[step]()
+    handshake.finish(failure)
+
+    assert [key for key in observed.updates() if key[0] == DURATION] == [(DURATION, expected)]
+    assert (observed.span("nixl.handshake").attributes or {})["error.type"] == expected
+
+
+def test_silence_is_a_timeout_where_somebody_listens(observed: Observed, start: Start, listening_port: int) -> None:
+    """The peer's port is open: it did not answer in time."""
+    start(port=listening_port).finish(Failure(Exception("again"), timed_out=True))
+
+    assert (observed.span("nixl.handshake").attributes or {})["error.type"] == "timeout"
+
+
+def test_silence_is_unreachable_where_nobody_listens(observed: Observed, start: Start, listening_port: int) -> None:
+    """ZeroMQ reports a closed port as silence."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    start(port=port).finish(Failure(Exception("again"), timed_out=True))
+
+    assert (observed.span("nixl.handshake").attributes or {})["error.type"] == "unreachable"
+
+
+def test_a_handshake_ends_once(observed: Observed, start: Start) -> None:
+    """The second end changes nothing."""
+    handshake = start()
+    handshake.received("aaa")
+    handshake.finish()
+    handshake.finish(Failure(RuntimeError("late")))
+
+    assert [key for key in observed.updates()] == [(DURATION, "")]
+    assert observed.span("nixl.handshake").status.status_code is StatusCode.UNSET
+
+
+def test_a_mode_conflict_is_an_event(observed: Observed, start: Start) -> None:
+    """A conflict that the scheduler saw in the request's parameters stands on the handshake that will fail."""
+    handshake = start(conflict=ModeConflict(ConflictSource.PARAMS, "push", "pull"))
+    handshake.received("bbb")
+    handshake.finish(Failure(RuntimeError("mismatch")))
+
+    (event,) = observed.span("nixl.handshake").events
+    assert event.name == "nixl.mode_conflict"
+    assert dict(event.attributes or {}) == {
+        "nixl.mode_conflict.source": "params",
+        "nixl.mode_conflict.expected": "push",
+        "nixl.mode_conflict.found": "pull",
+    }
+
+
+def test_a_slow_handshake_is_a_warning(observed: Observed, start: Start) -> None:
+    """Above the threshold of the settings."""
+    handshake = start()
+    handshake.start_ns -= 2_000_000_000
+    handshake.received("aaa")
+    handshake.finish()
+
+    observed.messages()
+    (record,) = observed.lines
+    assert record.levelname == "WARNING"

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Settings: both sources, their order, and errors that name the thing, the value and what is valid."""
+
+from typing import Any
+
+import pytest
+
+from nixl_telemetry.settings import Settings, SettingsError
+
+
+def test_defaults() -> None:
+    """Nothing given, everything on."""
+    assert Settings.load({}, {}).model_dump() == {
+        "enabled": True,
+        "metrics": True,
+        "traces": True,
+        "logs": True,
+        "log_format": "logfmt",
+        "slow_handshake_seconds": 1.0,
+        "slow_transfer_seconds": 1.0,
+        "queue_size": 8192,
+        "shutdown_timeout_seconds": 2.0,
+    }
+
+
+def test_config_wins_over_environment() -> None:
+    """A key in the config beats its variable; a variable beats the default."""
+    settings = Settings.load(
+        {"telemetry": {"queue_size": 100}}, {"NIXLTEL_QUEUE_SIZE": "200", "NIXLTEL_LOGS": "0", "PATH": "/bin"}
+    )
+
+    assert (settings.queue_size, settings.logs) == (100, False)
+
+
+def test_foreign_variables_are_left_alone() -> None:
+    """NIXL's own prefix, the automatic wiring and the test bed's variables are no settings."""
+    environ = {"NIXL_TELEMETRY_ENABLE": "n", "NIXLTEL_AUTO": "1", "NIXLTEL_TESTBED_ROUTER": "/x"}
+
+    assert Settings.load({}, environ) == Settings.load({}, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "expected"),
+    [
+        ({"telemetry": {"quue_size": 7}}, {}, ["'quue_size'", "value 7", "queue_size"]),
+        ({"telemetry": {"queue_size": "many"}}, {}, ['["telemetry"]["queue_size"]', "'many'", "integer"]),
+        ({"telemetry": {"queue_size": 3}}, {}, ["queue_size", "is 3", "greater than or equal to 16"]),
+        ({"telemetry": {"log_format": "xml"}}, {}, ["'xml'", "'logfmt' or 'json'"]),
+        ({"telemetry": [1]}, {}, ["[1]", "object"]),
+        ({"telemetry": None}, {}, ["None", "object"]),
+        ({}, {"NIXLTEL_QUEUE": "7"}, ["NIXLTEL_QUEUE='7'", "NIXLTEL_QUEUE_SIZE", "NIXLTEL_AUTO"]),
+        ({}, {"NIXLTEL_TRACES": "perhaps"}, ["NIXLTEL_TRACES", "'perhaps'", "boolean"]),
+    ],
+)
+def test_mistakes_are_named(config: dict[str, Any], environ: dict[str, str], expected: list[str]) -> None:
+    """The message has the key or variable, the value, and what would be valid."""
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(config, environ)
+
+    assert [part for part in expected if part not in str(caught.value)] == []

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The hub is a guest: it does not raise, block, grow or survive a fork wrongly."""
+
+import logging
+import os
+import threading
+import time
+
+import pytest
+
+from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.catalogue import TRANSFER_BYTES
+from nixl_telemetry.signals.description import Description
+from nixl_telemetry.signals.semconv import Signal, TransferMode
+from nixl_telemetry.signals.telemetry import Telemetry, guarded
+from tests.support.observed import Observed
+
+ERRORS = "nixl_telemetry_errors_total"
+DROPPED = "nixl_telemetry_dropped_total"
+
+
+class Hooks:
+    """Two hooks of ours."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+
+    @guarded
+    def works(self, value: int) -> int:
+        """Returns twice the value."""
+        return value * 2
+
+    @guarded
+    def breaks(self) -> None:
+        """Raises."""
+        raise RuntimeError("boom")
+
+
+def test_a_guarded_hook_passes_results_and_swallows_its_own_errors(observed: Observed) -> None:
+    """The failure is counted each time and logged once."""
+    hooks = Hooks(observed.telemetry)
+
+    assert hooks.works(21) == 42
+    for _ in range(3):
+        hooks.breaks()
+
+    assert observed.updates() == {(ERRORS, Signal.HOOK): 3}
+    (message,) = observed.messages()
+    assert "Hooks.breaks" in message
+    assert "boom" in message
+
+
+def test_a_description_that_raises_is_counted(observed: Observed) -> None:
+    """And the export thread lives on."""
+
+    def broken() -> Description:
+        raise ValueError("no description")
+
+    observed.telemetry.emit(broken)
+    observed.telemetry.emit(Description)
+
+    assert observed.spans() == []
+    assert observed.updates() == {(ERRORS, Signal.HOOK): 1}
+
+
+def test_a_full_queue_drops_and_counts() -> None:
+    """A stuck export thread costs records, not memory or time."""
+    telemetry = Telemetry(Settings.load({"telemetry": {"queue_size": 16}}, {}), TransferMode.PULL, {})
+    release = threading.Event()
+
+    def stuck() -> Description:
+        release.wait(10)
+        return Description()
+
+    telemetry.emit(stuck)
+    while telemetry._export._queue.qsize():
+        time.sleep(0.001)
+    for _ in range(20):
+        telemetry.emit(Description)
+
+    assert telemetry.drain() == {DROPPED: {Signal.TRACES: 4}}
+    release.set()
+    telemetry.close()
+
+
+def test_close_is_bounded_and_repeatable() -> None:
+    """A process that ends does not wait longer than the setting for an exporter that hangs."""
+    telemetry = Telemetry(Settings.load({"telemetry": {"shutdown_timeout_seconds": 0.1}}, {}), TransferMode.PULL, {})
+    hang = threading.Event()
+    telemetry.emit(lambda: Description() if hang.wait(10) else Description())
+
+    started = time.monotonic()
+    telemetry.close()
+    telemetry.close()
+
+    assert time.monotonic() - started < 2
+    hang.set()
+
+
+def test_what_opentelemetry_complains_of_is_counted(observed: Observed) -> None:
+    """Export errors of any provider, vLLM's too, show in the suite's own health."""
+    logging.getLogger("opentelemetry.exporter.otlp").error("Failed to export traces")
+
+    assert observed.updates() == {(ERRORS, Signal.TRACES): 1}
+
+
+def test_metrics_can_be_switched_off_but_not_the_health() -> None:
+    """With metrics off, no operation is recorded; failures still are."""
+    telemetry = Telemetry(Settings.load({"telemetry": {"metrics": False}}, {}), TransferMode.PULL, {})
+
+    telemetry.record(TRANSFER_BYTES, "read", value=5)
+    telemetry.failed("somewhere", RuntimeError("x"))
+
+    assert telemetry.drain() == {ERRORS: {Signal.HOOK: 1}}
+    telemetry.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_child_exports_on_a_thread_of_its_own(observed: Observed) -> None:
+    """Threads do not survive a fork; the child starts one and does not send the parent's queue again."""
+    observed.telemetry.emit(Description)
+    assert observed.telemetry._export.drain(5)
+    child = os.fork()
+    if child == 0:
+        done = threading.Event()
+        observed.telemetry.emit(lambda: (done.set(), Description())[1])
+        os._exit(0 if done.wait(5) else 1)
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""A transfer's span, metrics and log line, for every way in which it can end."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from opentelemetry.trace import SpanKind, StatusCode
+
+from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.operations.transfer import Request, TransferTable
+from tests.support.observed import Observed
+
+DURATION = "nixl_transfer_duration_seconds"
+DELAY = "nixl_transfer_observation_delay_seconds"
+IN_FLIGHT = "nixl_transfers_in_flight"
+
+NIXL_RESULT = SimpleNamespace(xferDuration=2_500, postDuration=40, totalBytes=4096, descCount=3)
+ZERO = {(IN_FLIGHT, "read"): 0}
+
+
+@pytest.fixture
+def table(observed: Observed) -> TransferTable:
+    """The table of a pull worker that posts for a request with 3 blocks in two groups."""
+    table = TransferTable(observed.telemetry)
+    table.current.request = Request("req", "remote-req", Peer("there", "10.0.0.7", 5600), 1, [[1, 2], [7]], [[3, 4], [8]])
+    return table
+
+
+Post = Callable[[object], None]
+
+
+@pytest.fixture
+def post(table: TransferTable) -> Post:
+    """Prepares and posts a READ of 12 descriptors under a handle."""
+
+    def post(handle: object) -> None:
+        table.prepared(table.start("READ", range(12)), handle)
+        table.posting(handle)
+
+    return post
+
+
+def test_success(observed: Observed, table: TransferTable, post: Post) -> None:
+    """What NIXL measured is on the span and in the metrics, in base units."""
+    handle = object()
+    post(handle)
+    assert observed.updates() == {(IN_FLIGHT, "read"): 1}
+    table.polled(handle, "PROC")
+    table.polled(handle, "DONE")
+    table.done(handle, NIXL_RESULT)
+    table.released(handle)
+
+    updates = observed.updates()
+    (delay,) = updates.pop((DELAY, "read"))
+    assert updates == {
+        (IN_FLIGHT, "read"): -1,
+        (DURATION, "read", ""): [0.0025],
+        ("nixl_transfer_blocks_total", "read"): 3,
+        ("nixl_transfer_descriptors_total", "read"): 3,
+        ("nixl_transfer_bytes_total", "read"): 4096,
+    }
+    span = observed.span("nixl.transfer")
+    assert span.kind is SpanKind.CLIENT
+    assert span.status.status_code is StatusCode.UNSET
+    assert dict(span.attributes or {}) == {
+        "nixl.engine.id": "here",
+        "nixl.transfer.operation": "READ",
+        "nixl.transfer.block.count": 3,
+        "nixl.transfer.descriptor.count": 3,
+        "nixl.transfer.size": 4096,
+        "nixl.transfer.duration": 0.0025,
+        "nixl.transfer.post.duration": 0.00004,
+        "nixl.transfer.observation_delay": delay,
+        "nixl.request.id": "req",
+        "nixl.remote.request.id": "remote-req",
+        "nixl.remote.engine.id": "there",
+        "nixl.remote.rank": 1,
+        "server.address": "10.0.0.7",
+        "server.port": 5600,
+    }
+    (line,) = observed.messages()
+    assert line.startswith("event=nixl.transfer.finished")
+    assert observed.lines[0].levelname == "DEBUG"
+
+
+def test_observation_delay_runs_from_the_last_poll_in_progress(
+    observed: Observed, table: TransferTable, post: Post
+) -> None:
+    """The end lies between two polls."""
+    handle = object()
+    post(handle)
+    transfer = table._transfers[id(handle)]
+    table.polled(handle, "PROC")
+    first = transfer.last_poll_ns
+    table.polled(handle, "PROC")
+    assert transfer.last_poll_ns > first
+    table.done(handle, NIXL_RESULT)
+
+    assert transfer.observation_delay_s == (transfer.end_ns - transfer.last_poll_ns) / 1e9
+
+
+def test_done_without_nixl_telemetry(observed: Observed, table: TransferTable, post: Post) -> None:
+    """Blocks and our own time are known, bytes are not; the suite's health says so."""
+    handle = object()
+    post(handle)
+    table.done_unmeasured(handle, RuntimeError("no telemetry"))
+    table.released(handle)
+
+    updates = observed.updates()
+    (duration,) = updates.pop((DURATION, "read", ""))
+    assert updates.pop((DELAY, "read")) == [duration]
+    assert updates == {
+        **ZERO,
+        ("nixl_transfer_blocks_total", "read"): 3,
+        ("nixl_transfer_descriptors_total", "read"): 12,
+        ("nixl_telemetry_errors_total", "nixl"): 1,
+    }
+    assert "nixl.transfer.size" not in (observed.span("nixl.transfer").attributes or {})
+    assert any("NIXL_TELEMETRY_ENABLE" in message for message in observed.messages())
+
+
+def _setup(table: TransferTable, handle: object) -> None:
+    table.setup_failed(table.start("READ", range(12)), RuntimeError("no such memory"))
+
+
+def _posting(table: TransferTable, handle: object) -> None:
+    table.prepared(table.start("READ", range(12)), handle)
+    table.posting(handle)
+    table.posting_failed(handle, RuntimeError("no route"))
+    table.released(handle)
+
+
+def _state(table: TransferTable, handle: object) -> None:
+    table.prepared(table.start("READ", range(12)), handle)
+    table.posting(handle)
+    table.polled(handle, "ERR")
+    table.polled(handle, "ERR")
+    table.released(handle)
+
+
+def _poll(table: TransferTable, handle: object) -> None:
+    table.prepared(table.start("READ", range(12)), handle)
+    table.posting(handle)
+    table.poll_failed(handle, ConnectionError("remote disconnect"))
+    table.released(handle)
+
+
+def _cancelled(table: TransferTable, handle: object) -> None:
+    table.prepared(table.start("READ", range(12)), handle)
+    table.posting(handle)
+    table.released(handle)
+
+
+@pytest.mark.parametrize(
+    ("happens", "error_type", "message"),
+    [
+        (_setup, "transfer_setup", "no such memory"),
+        (_posting, "transfer_setup", "no route"),
+        (_state, "transfer_failed", "NIXL reports the state ERR"),
+        (_poll, "transfer_failed", "remote disconnect"),
+        (_cancelled, "_OTHER", "released before it was seen done"),
+    ],
+)
+def test_failures(
+    observed: Observed,
+    table: TransferTable,
+    happens: Callable[[TransferTable, object], None],
+    error_type: str,
+    message: str,
+) -> None:
+    """Each is one failed transfer, nothing stays in flight, no bytes or blocks are counted."""
+    happens(table, object())
+
+    updates = observed.updates()
+    updates.pop((IN_FLIGHT, "read"), None)
+    assert [(key, len(value)) for key, value in updates.items()] == [((DURATION, "read", error_type), 1)]
+    span = observed.span("nixl.transfer")
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, message)
+    assert (span.attributes or {})["error.type"] == error_type
+    (line,) = observed.messages()
+    assert line.startswith("event=nixl.transfer.failed")
+    assert table._transfers == {}
+
+
+def test_nothing_is_known_of_a_foreign_handle(observed: Observed, table: TransferTable) -> None:
+    """Handles that were prepared before the hooks, or dropped, are left alone."""
+    for call in (table.posting, table.released):
+        call(object())
+    table.polled(object(), "PROC")
+    table.polled(object(), "ERR")
+    table.done(object(), NIXL_RESULT)
+
+    assert observed.updates() == {}
+    assert observed.spans() == []
+
+
+def test_the_table_is_bounded(observed: Observed, table: TransferTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handles that are never released do not grow it for ever."""
+    monkeypatch.setattr(TransferTable, "LIMIT", 2)
+    handles = [object() for _ in range(5)]
+    for handle in handles:
+        table.prepared(table.start("READ", ()), handle)
+
+    assert len(table._transfers) == 2
+    assert observed.updates() == {("nixl_telemetry_dropped_total", "traces"): 3}
+
+
+def test_handles_are_not_kept_alive(table: TransferTable) -> None:
+    """NIXL frees a transfer's memory when its handle dies, so the table must not hold it."""
+    died = []
+
+    class Handle:
+        def __del__(self) -> None:
+            died.append(True)
+
+    handle = Handle()
+    table.prepared(table.start("READ", ()), handle)
+    del handle
+
+    assert died == [True]
+
+
+def test_another_operation_than_the_mode_s_is_a_conflict(observed: Observed, table: TransferTable) -> None:
+    """A WRITE by a pull connector: counted each time, logged once, on the span each time."""
+    for _ in range(2):
+        handle = object()
+        table.prepared(table.start("WRITE", range(4)), handle)
+        table.posting(handle)
+        table.done(handle, NIXL_RESULT)
+
+    assert observed.updates()["nixl_mode_conflicts_total", "operation"] == 2
+    spans = observed.spans()
+    assert [[event.name for event in span.events] for span in spans] == [["nixl.mode_conflict"]] * 2
+    warnings = [record for record in observed.lines if record.levelname == "WARNING"]
+    assert ["nixl.mode_conflict.found=push" in record.getMessage() for record in warnings] == [True]
