@@ -48,7 +48,9 @@ def announce(
     def describe() -> Description:
         attributes: dict[str, AttributeValue] = {semconv.COMPAT_HASH: compat_hash, semconv.COMPAT_ENFORCED: enforced}
         attributes |= {
-            semconv.COMPAT_FACTOR_PREFIX + name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
+            semconv.COMPAT_FACTOR_PREFIX + name: value
+            if isinstance(value, str | bool | int | float)
+            else json.dumps(value)
             for name, value in (factors or {}).items()
         }
         events = (conflict.event(),) if conflict else ()

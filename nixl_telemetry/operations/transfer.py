@@ -206,7 +206,9 @@ class TransferTable:
     def start(self, operation: str, descriptors: Sized) -> Transfer:
         """NIXL is asked to prepare a transfer."""
         conflict = self._mode.compare(
-            ConflictSource.OPERATION, MODE_OF_OPERATION.get(operation, operation), {semconv.TRANSFER_OPERATION: operation}
+            ConflictSource.OPERATION,
+            MODE_OF_OPERATION.get(operation, operation),
+            {semconv.TRANSFER_OPERATION: operation},
         )
         return Transfer(self.telemetry, operation, len(descriptors), self.current.request, conflict)
 
@@ -272,8 +274,8 @@ class TransferTable:
         self.telemetry.record(TELEMETRY_ERRORS, Signal.NIXL)
         self.telemetry.warn_once(
             "NIXL measures nothing",
-            "NIXL has no telemetry for a finished transfer (%r): its bytes and its time inside NIXL stay unknown. Requests "
-            "are served. Is NIXL_TELEMETRY_ENABLE set to n?",
+            "NIXL has no telemetry for a finished transfer (%r): its bytes and its time inside NIXL stay unknown. "
+            "Requests are served. Is NIXL_TELEMETRY_ENABLE set to n?",
             reason,
         )
         transfer = self._transfers.get(_key(handle))

@@ -12,7 +12,7 @@ from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam.versions import is_missing_telemetry
 
 if TYPE_CHECKING:
-    from nixl._api import nixl_agent as _Stock
+    from nixl._api import nixl_agent as _Stock  # noqa: N812
 else:
     _Stock = object
 
@@ -81,4 +81,3 @@ class AgentHooks(_Stock):
         result = super().release_xfer_handle(handle)
         self._nixl_telemetry.released(handle)
         return result
-

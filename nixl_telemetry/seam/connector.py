@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The instrumented connectors: vLLM's own, whose worker, scheduler and agent are observed."""
 
-import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector, NixlPushConnector, base_worker
@@ -27,12 +26,13 @@ else:
     _Stock = object
 
 
-class _ConnectorHooks(_Stock):  # type: ignore[misc]
+class _ConnectorHooks(_Stock):
     """Goes in front of vLLM's connectors."""
 
     transfer_mode: ClassVar[TransferMode]
     _worker_hooks: ClassVar[type[WorkerHooks]]
     _telemetry: Telemetry | None = None
+    _scheduler_observer: SchedulerObserver | None = None
 
     # The factory looks for the parameter kv_cache_config by name.
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -68,18 +68,15 @@ class _ConnectorHooks(_Stock):  # type: ignore[misc]
             self.connector_worker.xfer_stats = TelemetryStats()
             base_worker.NixlHandshakePayload = worker._Payload
         else:
-            instrument(side, SchedulerHooks, SchedulerObserver(telemetry, side))
+            self._scheduler_observer = SchedulerObserver(telemetry, side)
+            instrument(side, SchedulerHooks, self._scheduler_observer)
         self._telemetry = telemetry
 
     def get_kv_connector_stats(self) -> Any:
         """Stats of a step, of the worker or of the scheduler."""
         stats = super().get_kv_connector_stats()
-        if self.connector_worker is None and self._telemetry is not None:
-            batch = self._telemetry.drain()
-            if batch is not None:
-                stats = TelemetryStats()
-                stats.add(batch)
-        return stats
+        observer = self._scheduler_observer
+        return (observer.with_updates(stats) or stats) if observer is not None else stats
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must take a step though no request asks for one.
@@ -88,8 +85,7 @@ class _ConnectorHooks(_Stock):  # type: ignore[misc]
         to its API server.
         """
         pending = bool(super().has_pending_push_work())
-        observer = getattr(self.connector_scheduler, "_nixl_telemetry", None)
-        return pending or (observer is not None and not observer.stepped)
+        return pending or (self._scheduler_observer is not None and not self._scheduler_observer.stepped)
 
     def shutdown(self) -> Any:
         """Shut down, then export what is left."""
@@ -121,14 +117,14 @@ class _ConnectorHooks(_Stock):  # type: ignore[misc]
         )
 
 
-class InstrumentedNixlPullConnector(_ConnectorHooks, NixlPullConnector):  # type: ignore[misc]
+class InstrumentedNixlPullConnector(_ConnectorHooks, NixlPullConnector):
     """vLLM's pull connector, observed: the decode side READs the KV."""
 
     transfer_mode = TransferMode.PULL
     _worker_hooks = PullWorkerHooks
 
 
-class InstrumentedNixlPushConnector(_ConnectorHooks, NixlPushConnector):  # type: ignore[misc]
+class InstrumentedNixlPushConnector(_ConnectorHooks, NixlPushConnector):
     """vLLM's push connector, observed: the prefill side WRITEs the KV."""
 
     transfer_mode = TransferMode.PUSH

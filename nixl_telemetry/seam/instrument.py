@@ -2,7 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Turning a stock object into an instrumented one."""
 
-import functools
 import inspect
 from typing import Any, Final
 
@@ -25,15 +24,21 @@ def instrument(target: Any, hooks: type, observer: object) -> None:
         TypeError: If the object's class cannot be replaced, for example because it is not a Python class.
     """
     setattr(target, OBSERVER, observer)
-    target.__class__ = _instrumented(hooks, type(target))
+    stock = type(target)
+    made = _made.get((hooks, stock)) or _made.setdefault((hooks, stock), _derive(hooks, stock))
+    target.__class__ = made
 
 
-@functools.cache
-def _instrumented(hooks: type, stock: type) -> type:
+_made: dict[tuple[type, type], type] = {}
+
+
+def _derive(hooks: type, stock: type) -> type:
     hooked = {name for layer in hooks.__mro__ for name, value in vars(layer).items() if inspect.isfunction(value)}
     missing = sorted(name for name in hooked if not hasattr(stock, name))
     if missing:
         logger().warning(
-            "%s has no %s in this version: what is observed there stays invisible", stock.__qualname__, ", ".join(missing)
+            "%s has no %s in this version: what is observed there stays invisible",
+            stock.__qualname__,
+            ", ".join(missing),
         )
     return type(f"Instrumented{stock.__name__}", (hooks, stock), {"__module__": stock.__module__})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nixl_telemetry.operations.mode import ModeCheck
 from nixl_telemetry.seam.carrier import StepNotes
+from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.semconv import ConflictSource
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
@@ -35,7 +36,9 @@ class SchedulerObserver:
         self._notes = StepNotes()
         self.stepped = False
         """Whether a step was built since the start."""
-        self._mode.compare(ConflictSource.CLASS, scheduler._TRANSFER_MODE, {semconv.CODE_CLASS: type(scheduler).__name__})
+        self._mode.compare(
+            ConflictSource.CLASS, scheduler._TRANSFER_MODE, {semconv.CODE_CLASS: type(scheduler).__name__}
+        )
 
     @guarded
     def request_arrived(self, request: Any) -> None:
@@ -65,8 +68,13 @@ class SchedulerObserver:
             self._notes.attach(metadata)
             self._notes = StepNotes()
 
+    @guarded
+    def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
+        """The stats of a step with the metric updates in them; ``None`` when there are none."""
+        return with_updates(stats, self.telemetry.drain())
 
-class SchedulerHooks(_Stock):  # type: ignore[misc]
+
+class SchedulerHooks(_Stock):
     """Goes in front of vLLM's pull and push schedulers."""
 
     _nixl_telemetry: SchedulerObserver

@@ -19,7 +19,7 @@ UPDATES: Final = "nixl_telemetry"
 """Key of our metric updates among the data of vLLM's stats."""
 
 
-class TelemetryStats(NixlKVConnectorStats):  # type: ignore[misc]
+class TelemetryStats(NixlKVConnectorStats):
     """vLLM's NIXL stats of one step, with our metric updates."""
 
     def __post_init__(self) -> None:
@@ -53,7 +53,16 @@ class TelemetryStats(NixlKVConnectorStats):  # type: ignore[misc]
             super().record_transfer(res)
 
 
-class TelemetryPromMetrics(NixlPromMetrics):  # type: ignore[misc]
+def with_updates(stats: TelemetryStats | None, batch: Batch | None) -> TelemetryStats | None:
+    """Stats of a step with metric updates added, made where there are none; ``None`` without updates."""
+    if batch is None:
+        return None
+    full = stats if stats is not None else TelemetryStats()
+    full.add(batch)
+    return full
+
+
+class TelemetryPromMetrics(NixlPromMetrics):
     """vLLM's NIXL metrics with two more labels, and ours beside them.
 
     Args:

@@ -65,8 +65,9 @@ def is_nixl_error(error: BaseException) -> bool:
 
 
 def is_missing_telemetry(error: BaseException) -> bool:
-    """Whether NIXL says that it has no telemetry for a finished transfer. Matched by name: the class lives in a
-    package that differs by platform, and NIXL's Python API does not export it.
+    """Whether NIXL says that it has no telemetry for a finished transfer.
+
+    Matched by name: the class lives in a package that differs by platform, and NIXL's Python API does not export it.
     """
     return is_nixl_error(error) and type(error).__name__ == "nixlNoTelemetryError"
 

@@ -4,8 +4,8 @@
 
 vLLM compares the *string* ``kv_connector`` at many places, some of which guard against silent KV corruption. So an own
 name never reaches them: when a ``VllmConfig`` is made, it is rewritten to the stock name with
-``kv_connector_module_path``, the wiring that vLLM documents for connectors of others. All gates then see the stock name,
-in ``MultiConnector`` too.
+``kv_connector_module_path``, the wiring that vLLM documents for connectors of others. All gates then see the stock
+name, in ``MultiConnector`` too.
 """
 
 import functools
@@ -42,7 +42,7 @@ def install() -> None:
         return
 
     @functools.wraps(stock)
-    def __post_init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def resolve_first(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             resolve(self.kv_transfer_config)
         except SettingsError:
@@ -51,8 +51,8 @@ def install() -> None:
             logger().warning("nixl_telemetry could not look at kv_transfer_config: %r", error)
         stock(self, *args, **kwargs)
 
-    setattr(__post_init__, _INSTALLED, True)
-    VllmConfig.__post_init__ = __post_init__
+    setattr(resolve_first, _INSTALLED, True)
+    VllmConfig.__post_init__ = resolve_first
 
 
 class _Config(Protocol):
@@ -82,9 +82,8 @@ def _resolve_fields(config: MutableMapping[str, Any]) -> None:
         config["kv_connector_module_path"] = MODULE
     elif _is_auto() and name in STOCK_NAMES.values() and not config.get("kv_connector_module_path"):
         config["kv_connector_module_path"] = MODULE
-    if config.get("kv_connector_module_path") == MODULE:
-        if not unsupported(vllm_version()):
-            Settings.load(config.get("kv_connector_extra_config"))
+    if config.get("kv_connector_module_path") == MODULE and not unsupported(vllm_version()):
+        Settings.load(config.get("kv_connector_extra_config"))
 
 
 def _is_auto() -> bool:

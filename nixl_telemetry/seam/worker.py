@@ -32,7 +32,7 @@ from nixl_telemetry.operations.peer import Peer, PeerBook
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.seam.carrier import StepNotes
-from nixl_telemetry.seam.stats import TelemetryStats
+from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version, vllm_version
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.clock import now_ns
@@ -48,7 +48,7 @@ _current = Current()
 
 
 @dataclass
-class _Payload(NixlHandshakePayload):  # type: ignore[misc]
+class _Payload(NixlHandshakePayload):
     """Stock's handshake payload, field for field, that tells when it was decoded.
 
     The handshake is one long method without a call between the answer and the comparison of hashes. But msgspec runs
@@ -180,17 +180,12 @@ class WorkerObserver:
         )
 
     @guarded
-    def add_updates(self, stats: TelemetryStats | None, empty: TelemetryStats) -> TelemetryStats | None:
-        """The stats of a step, with the metric updates in them."""
-        batch = self.telemetry.drain()
-        if batch is None:
-            return stats
-        full = stats if stats is not None else empty
-        full.add(batch)
-        return full
+    def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
+        """The stats of a step with the metric updates in them; ``None`` when there are none."""
+        return with_updates(stats, self.telemetry.drain())
 
 
-class WorkerHooks(_Stock):  # type: ignore[misc]
+class WorkerHooks(_Stock):
     """Goes in front of vLLM's pull and push workers."""
 
     _nixl_telemetry: WorkerObserver
@@ -236,7 +231,8 @@ class WorkerHooks(_Stock):  # type: ignore[misc]
         return result
 
     def get_kv_connector_stats(self) -> Any:
-        return self._nixl_telemetry.add_updates(super().get_kv_connector_stats(), TelemetryStats())
+        stats = super().get_kv_connector_stats()
+        return self._nixl_telemetry.with_updates(stats) or stats
 
 
 class PullWorkerHooks(WorkerHooks):
@@ -282,7 +278,7 @@ def _seeing_factors() -> Iterator[list[dict[str, Any]]]:
 
     def hash_factors(items: dict[str, Any]) -> str:
         seen.append(items)
-        return stock(items)
+        return str(stock(items))
 
     config_utils.hash_factors = hash_factors
     try:

@@ -26,10 +26,11 @@ class ExportThread:
         self._consume = consume
         self._limit = limit
         self._on_drop = on_drop
-        self._reset()
+        self.reset()
         _living.add(self)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forget the queue and the thread, as a forked child must."""
         self._start_lock = threading.Lock()
         self._queue: queue.SimpleQueue[Describe | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -72,7 +73,7 @@ _living: "weakref.WeakSet[ExportThread]" = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for thread in list(_living):
-        thread._reset()
+        thread.reset()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

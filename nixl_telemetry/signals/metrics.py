@@ -15,7 +15,7 @@ from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind,
 from nixl_telemetry.signals.semconv import Signal
 
 Batch: TypeAlias = dict[str, dict[str, Any]]
-"""Updates by metric name and series key: a number, or a list of observations for a histogram. Only what msgpack knows."""
+"""Updates by metric name and series key: a number, or a list of observations for a histogram. msgpack can carry it."""
 
 _SEPARATOR: Final = "\x1f"
 
@@ -87,7 +87,5 @@ class Recorder:
         # itertools.count counts atomically under the GIL and shows its next value only in its repr or by advancing.
         dropped = int(repr(self._dropped)[len("count(") : -1])
         if dropped > self._dropped_reported:
-            merge(
-                batch, {TELEMETRY_DROPPED.name: {series_key((Signal.METRICS,)): dropped - self._dropped_reported}}
-            )
+            merge(batch, {TELEMETRY_DROPPED.name: {series_key((Signal.METRICS,)): dropped - self._dropped_reported}})
             self._dropped_reported = dropped

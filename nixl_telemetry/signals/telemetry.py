@@ -40,7 +40,9 @@ class Telemetry:
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
         self._reported: set[str] = set()
-        self._exporter_errors = _ExporterErrors(self)
+        self._exporter_errors = _ExporterErrors(
+            functools.partial(self._recorder.add, TELEMETRY_ERRORS, (Signal.TRACES,))
+        )
         logging.getLogger("opentelemetry").addHandler(self._exporter_errors)
         # Registered after vLLM's own handler, hence run before it shuts its provider down.
         atexit.register(self.close)
@@ -113,19 +115,21 @@ class _ExporterErrors(logging.Handler):
     repeated messages, so the count says that exporting fails rather than how often.
     """
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, count: Callable[[], None]) -> None:
         super().__init__(logging.WARNING)
-        self._telemetry = telemetry
+        self._count = count
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self._telemetry._recorder.add(TELEMETRY_ERRORS, (Signal.TRACES,))
+    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 (the signature is logging's)
+        """Count one complaint."""
+        self._count()
 
 
 class HasTelemetry(Protocol):
     """Whatever owns guarded hooks."""
 
     @property
-    def telemetry(self) -> Telemetry: ...
+    def telemetry(self) -> Telemetry:
+        """The hub that counts failures."""
 
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
@@ -134,8 +138,8 @@ _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 def guarded(hook: _Hook) -> _Hook:
     """Make a method of ours that runs on vLLM's threads unable to raise.
 
-    A failure is counted and logged once, and the answer is ``None``. Only code of ours is ever guarded: what vLLM raises
-    must pass.
+    A failure is counted and logged once, and the answer is ``None``. Only code of ours is ever guarded: what vLLM
+    raises must pass.
     """
 
     @functools.wraps(hook)

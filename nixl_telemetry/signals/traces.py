@@ -25,7 +25,9 @@ _logger = logging.getLogger(__name__)
 
 def _configured(name: str, default: str = "") -> str:
     """A standard variable's value for traces, or else for all signals."""
-    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+    return (
+        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+    )
 
 
 def _exporter() -> SpanExporter | None:

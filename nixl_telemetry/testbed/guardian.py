@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -39,17 +40,16 @@ def _die_with_guardian() -> None:
 def _descendants(root: int) -> dict[int, str]:
     """Returns pid -> name of every live process below *root*."""
     children: dict[int, list[tuple[int, str]]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
             continue
         try:
-            with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as stat:
-                head, _, tail = stat.read().rpartition(")")
+            head, _, tail = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         except OSError:
             continue
         state, ppid = tail.split()[:2]
         if state not in "ZX":
-            children.setdefault(int(ppid), []).append((int(entry), head.partition("(")[2]))
+            children.setdefault(int(ppid), []).append((int(folder.name), head.partition("(")[2]))
     found: dict[int, str] = {}
     pending = [root]
     while pending:
@@ -88,17 +88,20 @@ class _Guardian:
         try:
             # The server leads its own process group in our session; a group signal spares the guardian.
             self._server = subprocess.Popen(
-                request["argv"], stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_guardian
+                request["argv"],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                preexec_fn=_die_with_guardian,  # noqa: PLW1509 - there are no threads here
             )
         except (OSError, subprocess.SubprocessError) as error:
             self._send({"error": str(error)})
             return 1
         self._leader = self._server.pid
         self._send({"started": self._leader})
-        while self._returncode is None and not self._told_to_stop:
+        while self._leader_lives() and not self._told_to_stop:
             self._wait(_PARENT_CHECK_SECONDS)
             self._check_parent()
-        if self._returncode is not None:
+        if not self._leader_lives():
             self._send({"exited": self._returncode})
         killed = self._clean_up()
         self._send({"exited": self._returncode, "killed": killed})
@@ -146,16 +149,19 @@ class _Guardian:
             if pid == self._leader:
                 self._returncode = os.waitstatus_to_exitcode(status)
 
+    def _leader_lives(self) -> bool:
+        return self._returncode is None
+
     def _clean_up(self) -> list[str]:
-        if self._returncode is None:
+        if self._leader_lives():
             with contextlib.suppress(ProcessLookupError):
                 # A paused server (SIGSTOP) would never see the SIGTERM.
                 os.killpg(self._leader, signal.SIGCONT)
                 os.kill(self._leader, signal.SIGTERM)
             deadline = time.monotonic() + self._grace
-            while self._returncode is None and time.monotonic() < deadline:
+            while self._leader_lives() and time.monotonic() < deadline:
                 self._wait(min(deadline - time.monotonic(), _PARENT_CHECK_SECONDS))
-        if self._returncode is not None:
+        if not self._leader_lives():
             deadline = time.monotonic() + _LINGER_SECONDS
             while _descendants(os.getpid()) and time.monotonic() < deadline:
                 self._wait(0.05)

@@ -24,15 +24,15 @@ class MetricsSnapshot:
     text: str
 
     @cached_property
-    def families(self) -> dict[str, Metric]:
-        """The metric families by name; the parser strips ``_total`` from the names of counters."""
+    def families(self) -> tuple[Metric, ...]:
+        """The metric families; the parser strips ``_total`` from the names of counters."""
         parsed: Iterable[Metric] = text_string_to_metric_families(self.text)
-        return {family.name: family for family in parsed}
+        return tuple(parsed)
 
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
         """Every sample."""
-        return tuple(sample for family in self.families.values() for sample in family.samples)
+        return tuple(sample for family in self.families for sample in family.samples)
 
     def select(self, name: str, **labels: str) -> tuple[Sample, ...]:
         """Returns the samples called *name*, suffix included, that carry all of *labels*."""

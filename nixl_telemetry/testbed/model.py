@@ -135,14 +135,16 @@ class TinyModel:
         yield "lm_head.weight", (self.vocab_size, width), plain
 
     def _write_weights(self, path: Path) -> None:
-        import numpy  # noqa: PLC0415 - only needed here, and it comes with vLLM
+        import numpy
 
         generator = numpy.random.default_rng(_SEED)
         header: dict[str, Any] = {}
         chunks: list[bytes] = []
         offset = 0
         for name, shape, deviation in self._tensors():
-            values = generator.standard_normal(shape, dtype=numpy.float32) * deviation if deviation else numpy.ones(shape)
+            values = (
+                generator.standard_normal(shape, dtype=numpy.float32) * deviation if deviation else numpy.ones(shape)
+            )
             # bfloat16 is the upper half of a float32; numpy has no such type.
             data = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
             header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + len(data)]}

@@ -94,9 +94,7 @@ class Pair:
     prefill: VllmServer
     decode: VllmServer
 
-    def complete(
-        self, prompt: str | Sequence[int], max_tokens: int = 8, **options: Any
-    ) -> DisaggregatedCompletion:
+    def complete(self, prompt: str | Sequence[int], max_tokens: int = 8, **options: Any) -> DisaggregatedCompletion:
         """Sends one request through both; see ``disaggregated_completion``."""
         return disaggregated_completion(self.prefill, self.decode, prompt, max_tokens, **options)
 

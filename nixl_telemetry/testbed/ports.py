@@ -72,8 +72,7 @@ def _bind_consecutive(count: int) -> list[socket.socket]:
         held = [_bind(0)]
         first = int(held[0].getsockname()[1])
         try:
-            for port in range(first + 1, first + count):
-                held.append(_bind(port))
+            held.extend(map(_bind, range(first + 1, first + count)))
         except (OSError, OverflowError):
             for taken in held:
                 taken.close()

@@ -52,8 +52,8 @@ def process_info(pid: int) -> ProcessInfo | None:
 def descendants(root: int) -> tuple[ProcessInfo, ...]:
     """Returns every live process below *root*, parents before children."""
     children: dict[int, list[ProcessInfo]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (info := process_info(int(entry))) is not None:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (info := process_info(int(folder.name))) is not None:
             children.setdefault(info.parent, []).append(info)
     found: list[ProcessInfo] = []
     pending = [root]

@@ -20,6 +20,8 @@ CONSUMER = "kv_consumer"
 
 # Settings of the caller's shell that would change what a server does or where its signals go.
 _DROPPED_PREFIXES = ("OTEL_", "NIXLTEL_", "NIXL_", "VLLM_", "UCX_", "PROMETHEUS_")
+# Holds a sitecustomize.py, so that it takes effect whatever the interpreter and the vLLM version.
+_POLITE = Path(__file__).with_name("polite")
 _DROPPED_NAMES = ("TRACEPARENT", "TRACESTATE", "traceparent", "tracestate")
 
 
@@ -46,6 +48,8 @@ class ServerConfig:
         max_model_len: Longest prompt plus completion.
         dtype: Of weights and KV cache.
         kv_cache_gib: Memory for the KV cache, per rank.
+        polite: Whether the server's polling sleeps instead of yielding, see ``polite/sitecustomize.py``.
+            Without it a pair on two cores stalls for up to half a minute at a time.
     """
 
     model: Path
@@ -65,6 +69,7 @@ class ServerConfig:
     max_model_len: int = 4096
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
+    polite: bool = True
 
     def transfer_config(self) -> dict[str, Any]:
         """Returns the value of ``--kv-transfer-config``."""
@@ -115,7 +120,7 @@ class ServerConfig:
             for name, value in os.environ.items()
             if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED_NAMES
         }
-        return {
+        environment = {
             **inherited,
             "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
@@ -130,3 +135,7 @@ class ServerConfig:
             "DO_NOT_TRACK": "1",
             **self.env,
         }
+        if self.polite:
+            rest = environment.get("PYTHONPATH")
+            environment["PYTHONPATH"] = str(_POLITE) if not rest else f"{_POLITE}{os.pathsep}{rest}"
+        return environment

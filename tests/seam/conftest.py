@@ -2,13 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """vLLM's real workers, without a model: built without ``__init__``, given just what the hooked methods need."""
 
+import contextlib
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
-
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (
@@ -23,7 +24,18 @@ from nixl_telemetry.seam import worker as seam_worker
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.stats import TelemetryStats
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerObserver
+from tests.support.agents import make_pair
 from tests.support.observed import Observed
+
+__all__ = ["make_pair"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs vLLM's real classes."""
+    for item in items:
+        if "/tests/seam/" in str(item.path):
+            item.add_marker(pytest.mark.vllm)
+
 
 LOCAL_HASH = "a" * 64
 
@@ -40,7 +52,7 @@ def agent_metadata(engine_id: str = "there") -> dict[str, Any]:
 
 def bare_worker(stock: type) -> Any:
     """A stock worker that can shake hands."""
-    worker = object.__new__(stock)
+    worker: Any = object.__new__(stock)
     worker.__dict__.update(
         compat_hash=LOCAL_HASH,
         enforce_compat_hash=True,
@@ -67,20 +79,23 @@ def bare_worker(stock: type) -> Any:
 
 
 @pytest.fixture
-def pull_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Any:
+def pull_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An instrumented pull worker."""
-    return _instrumented(NixlPullConnectorWorker, PullWorkerHooks, observed, monkeypatch)
+    with _instrumented(NixlPullConnectorWorker, PullWorkerHooks, observed, monkeypatch) as worker:
+        yield worker
 
 
 @pytest.fixture
-def push_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Any:
+def push_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An instrumented push worker."""
-    return _instrumented(NixlPushConnectorWorker, PushWorkerHooks, observed, monkeypatch)
+    with _instrumented(NixlPushConnectorWorker, PushWorkerHooks, observed, monkeypatch) as worker:
+        yield worker
 
 
-def _instrumented(stock: type, hooks: type, observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Any:
+@contextlib.contextmanager
+def _instrumented(stock: type, hooks: type, observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(base_worker, "NixlHandshakePayload", seam_worker._Payload)
-    # So that a silent peer takes the test 0.2 s and not 5.
+    # So that a silent peer takes the test a second and not 5; less, and a busy machine looks silent.
     socket_class = base_worker.zmq.Socket
     monkeypatch.setattr(
         socket_class, "setsockopt", _shortened(socket_class.setsockopt, base_worker.zmq.RCVTIMEO), raising=True
@@ -88,11 +103,13 @@ def _instrumented(stock: type, hooks: type, observed: Observed, monkeypatch: pyt
     worker = bare_worker(stock)
     transfers = TransferTable(observed.telemetry)
     instrument(worker, hooks, WorkerObserver(observed.telemetry, worker, transfers))
-    return worker
+    yield worker
+    # Without its executor a worker takes itself for unfinished, and its finaliser does nothing.
+    worker.__dict__.pop("_handshake_initiation_executor").shutdown()
 
 
 def _shortened(setsockopt: Any, receive_timeout: int) -> Any:
     def shorter(self: Any, option: int, value: Any) -> Any:
-        return setsockopt(self, option, 200 if option == receive_timeout and value == 5000 else value)
+        return setsockopt(self, option, 1000 if option == receive_timeout and value == 5000 else value)
 
     return shorter

@@ -148,7 +148,7 @@ def test_observe(registry: CollectorRegistry) -> None:
     assert value("nixl_transfers_in_flight", direction="write") == 1
     assert value("nixl_handshake_duration_seconds_count", error_type="timeout") == 2
     assert value("nixl_handshake_duration_seconds_sum", error_type="timeout") == 10.1
-    info = dict(vllm_version="0.32.0", nixl_version="1.5.1", kv_role="kv_both", compat_hash="abc")
+    info = {"vllm_version": "0.32.0", "nixl_version": "1.5.1", "kv_role": "kv_both", "compat_hash": "abc"}
     assert value("nixl_connector_info", handshake_enforced="true", **info) == 1
     assert value("vllm:nixl_bytes_transferred_sum") == 20
 
@@ -156,7 +156,11 @@ def test_observe(registry: CollectorRegistry) -> None:
 def test_updates_that_nobody_knows_are_counted(registry: CollectorRegistry) -> None:
     """Hostile or newer data does not break the API server."""
     metrics = prom_metrics(registry)
-    bad = {"nixl_unknown_total": {"x": 1}, "nixl_transfer_bytes_total": {"read": "many"}, "nixl_connector_info": {"a": 1}}
+    bad = {
+        "nixl_unknown_total": {"x": 1},
+        "nixl_transfer_bytes_total": {"read": "many"},
+        "nixl_connector_info": {"a": 1},
+    }
     metrics.observe({**NixlKVConnectorStats().data, UPDATES: bad}, 0)
 
     labels = {"model_name": "tiny", "engine": "0", "transfer_mode": "pull", "signal": "metrics"}

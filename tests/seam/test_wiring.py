@@ -111,7 +111,11 @@ def test_bad_settings_are_refused_when_the_config_is_made(nested: bool) -> None:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"telemetry": {"tracing": True}},
     }
-    multi = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": [mine]}}
+    multi = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": [mine]},
+    }
 
     with pytest.raises(SettingsError, match="unknown key 'tracing'"):
         wiring.resolve(KVTransferConfig(**(multi if nested else mine)))
@@ -145,7 +149,11 @@ def gates() -> Iterator[tuple[str, str, str]]:
         }
         for node in ast.walk(tree):
             place = f"{path.relative_to(root)}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "has_connector":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "has_connector"
+            ):
                 argument = node.args[0]
                 names = loops.get(argument.id, []) if isinstance(argument, ast.Name) else _strings(argument)
                 yield from ((place, "has_connector", name) for name in names)
@@ -195,7 +203,14 @@ def test_the_walk_finds_the_known_gates() -> None:
 
 @pytest.mark.parametrize(
     ("version", "supported"),
-    [("0.27.1", False), ("0.28.0", True), ("0.32.0+cpu", True), ("0.33.1.dev5+g123", True), ("0.34.0", False), ("dev", False)],
+    [
+        ("0.27.1", False),
+        ("0.28.0", True),
+        ("0.32.0+cpu", True),
+        ("0.33.1.dev5+g123", True),
+        ("0.34.0", False),
+        ("dev", False),
+    ],
 )
 def test_supported_versions(version: str, supported: bool) -> None:
     """The message names the range and the version."""

@@ -49,6 +49,18 @@ class Observed:
         return {(name, *label_values(key)): value for name, series in batch.items() for key, value in series.items()}
 
 
+class Collect(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__(logging.DEBUG)
+        self.records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record."""
+        self.records.append(record)
+
+
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """What the process's tracer provider exports to."""
@@ -64,8 +76,7 @@ def observed(exporter: InMemorySpanExporter) -> Iterator[Observed]:
     """A hub of a pull connector."""
     telemetry = Telemetry(Settings.load({}, {}), TransferMode.PULL, {"nixl.engine.id": "here"})
     observed = Observed(telemetry, exporter)
-    handler = logging.Handler(logging.DEBUG)
-    handler.emit = observed.lines.append  # type: ignore[method-assign]
+    handler = Collect(observed.lines)
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level
     logger.addHandler(handler)

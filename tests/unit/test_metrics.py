@@ -5,8 +5,7 @@
 import threading
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nixl_telemetry.signals.catalogue import (
     CONNECTOR_INFO,

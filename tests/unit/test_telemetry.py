@@ -88,7 +88,12 @@ def test_close_is_bounded_and_repeatable() -> None:
     """A process that ends does not wait longer than the setting for an exporter that hangs."""
     telemetry = Telemetry(Settings.load({"telemetry": {"shutdown_timeout_seconds": 0.1}}, {}), TransferMode.PULL, {})
     hang = threading.Event()
-    telemetry.emit(lambda: Description() if hang.wait(10) else Description())
+
+    def stuck() -> Description:
+        hang.wait(10)
+        return Description()
+
+    telemetry.emit(stuck)
 
     started = time.monotonic()
     telemetry.close()
@@ -124,7 +129,12 @@ def test_a_forked_child_exports_on_a_thread_of_its_own(observed: Observed) -> No
     child = os.fork()
     if child == 0:
         done = threading.Event()
-        observed.telemetry.emit(lambda: (done.set(), Description())[1])
+
+        def describe() -> Description:
+            done.set()
+            return Description()
+
+        observed.telemetry.emit(describe)
         os._exit(0 if done.wait(5) else 1)
     _, status = os.waitpid(child, 0)
 

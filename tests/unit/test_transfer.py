@@ -24,7 +24,9 @@ ZERO = {(IN_FLIGHT, "read"): 0}
 def table(observed: Observed) -> TransferTable:
     """The table of a pull worker that posts for a request with 3 blocks in two groups."""
     table = TransferTable(observed.telemetry)
-    table.current.request = Request("req", "remote-req", Peer("there", "10.0.0.7", 5600), 1, [[1, 2], [7]], [[3, 4], [8]])
+    table.current.request = Request(
+        "req", "remote-req", Peer("there", "10.0.0.7", 5600), 1, [[1, 2], [7]], [[3, 4], [8]]
+    )
     return table
 
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The command line's entry: each command lives in a module of its own."""
+
+import typer
+
+import nixl_telemetry
+from nixl_telemetry.cli.demo.command import demo
+
+app = typer.Typer(help="Observability for vLLM's NIXL connectors.", no_args_is_help=True, add_completion=False)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"nixl-telemetry {nixl_telemetry.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Observability for vLLM's NIXL connectors."""
+
+
+app.command()(demo)

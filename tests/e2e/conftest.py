@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Fleets of real servers, shared by the tests of a module."""
+
+import math
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nixl_telemetry.testbed import (
+    CONSUMER,
+    PRODUCER,
+    MetricsSnapshot,
+    OtlpReceiver,
+    ServerConfig,
+    TinyModel,
+    VllmServer,
+    running,
+)
+
+MODULE = "nixl_telemetry.connectors"
+MODEL = TinyModel()
+BLOCK_SIZE = 32
+BLOCK_BYTES = BLOCK_SIZE * MODEL.num_layers * 2 * MODEL.num_kv_heads * MODEL.head_dim * 2
+"""Bytes of one block over all layers: keys and values, in two-byte numbers."""
+
+START_SECONDS = 600.0
+"""All servers of a fleet start side by side, on however few cores there are."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder starts real servers, which takes minutes where cores are few."""
+    for item in items:
+        if "/tests/e2e/" in str(item.path):
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(900))
+
+
+def stock_name(mode: str) -> str:
+    """vLLM's connector of a mode."""
+    return {"pull": "NixlPullConnector", "push": "NixlPushConnector"}[mode]
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold a prompt."""
+    return math.ceil(tokens / BLOCK_SIZE)
+
+
+def prompt_lengths(count: int, longest: int, seed: int) -> list[int]:
+    """Random lengths from 1 to ``longest``, both included, as many short as long ones."""
+    rng = random.Random(seed)
+    between = [round(math.exp(rng.uniform(0, math.log(longest)))) for _ in range(count - 2)]
+    return [1, longest, *between]
+
+
+def initiator(mode: str, prefill: VllmServer, decode: VllmServer) -> VllmServer:
+    """Who moves the KV."""
+    return decode if mode == "pull" else prefill
+
+
+def direction(mode: str) -> str:
+    """Which way the initiator moves it."""
+    return "read" if mode == "pull" else "write"
+
+
+def side_channel_hash(server: VllmServer) -> str:
+    """The compatibility hash that a server answers to a handshake: rank (0, 0) only, which every server has."""
+    import msgspec
+    import zmq
+
+    context = zmq.Context()
+    socket = context.socket(zmq.REQ)
+    socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.connect(f"tcp://127.0.0.1:{server.side_channel_port}")
+        socket.send(msgspec.msgpack.encode((b"get_meta_msg", 0, 0)))
+        return str(msgspec.msgpack.decode(socket.recv_multipart()[0])["compatibility_hash"])
+    finally:
+        socket.close()
+        context.term()
+
+
+def metric(server: VllmServer, name: str, **labels: str) -> float:
+    """A metric's value, summed over the labels that are not given; fails if it is not there."""
+    value = server.metrics().value(name, **labels)
+    assert value is not None, f"{server.name} has no {name} {labels}"
+    return value
+
+
+def unlabelled(snapshot: MetricsSnapshot, mode: str) -> list[Any]:
+    """The nixl samples without the two labels."""
+    return [
+        sample
+        for sample in snapshot.samples
+        if "nixl" in sample.name
+        and (sample.labels.get("transfer_mode") != mode or not sample.labels.get("connector_version", "").isdigit())
+    ]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model."""
+    return MODEL.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[OtlpReceiver]:
+    """A real OTLP receiver."""
+    with OtlpReceiver() as receiver:
+        yield receiver
+
+
+@contextmanager
+def fleet(**configs: ServerConfig) -> Iterator[dict[str, VllmServer]]:
+    """Servers by name, started side by side, stopped whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder:
+        servers = {name: VllmServer(name, config, Path(folder)) for name, config in configs.items()}
+        with running(servers.values(), timeout=START_SECONDS):
+            yield servers
+
+
+__all__ = ["CONSUMER", "PRODUCER", "Sequence", "dataclass", "httpx", "replace"]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The instrumented connectors, with every hook of the telemetry raising, and an exporter that raises."""
+
+import inspect
+from typing import Any
+
+from nixl_telemetry.connectors import *  # noqa: F403
+from nixl_telemetry.operations import handshake, transfer
+from nixl_telemetry.seam import scheduler, worker
+from nixl_telemetry.signals import traces
+from nixl_telemetry.signals.telemetry import guarded
+
+SPARED = ("with_updates",)
+"""Carries the error counters, by which the test sees that the others raise."""
+
+
+def _raising(name: str) -> Any:
+    def raises(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"injected into {name}")
+
+    raises.__qualname__ = name
+    return guarded(raises)
+
+
+for module in (handshake, transfer, worker, scheduler):
+    for owner in list(vars(module).values()):
+        if inspect.isclass(owner) and owner.__module__ == module.__name__:
+            for name, value in list(vars(owner).items()):
+                if hasattr(value, "__guarded__") and name not in SPARED:
+                    setattr(owner, name, _raising(f"{owner.__name__}.{name}"))
+
+
+class _RaisingExporter:
+    def export(self, spans: Any) -> Any:
+        raise RuntimeError("injected into the exporter")
+
+    def shutdown(self) -> None:
+        pass
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+traces._exporter = _RaisingExporter  # type: ignore[assignment]

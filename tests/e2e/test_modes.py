@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Pull and push on real servers: the same as stock, every metric labelled, true counts, spans, all wirings."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nixl_telemetry.seam.versions import nixl_version
+from nixl_telemetry.testbed import (
+    CONSUMER,
+    PRODUCER,
+    OtlpReceiver,
+    ReceivedSpan,
+    ServerConfig,
+    VllmServer,
+    disaggregated_completion,
+)
+from tests.e2e.conftest import (
+    BLOCK_BYTES,
+    MODEL,
+    MODULE,
+    blocks_of,
+    direction,
+    fleet,
+    initiator,
+    metric,
+    prompt_lengths,
+    side_channel_hash,
+    stock_name,
+    unlabelled,
+)
+
+
+@dataclass
+class Fleet:
+    """Stock and instrumented servers of one mode."""
+
+    mode: str
+    receiver: OtlpReceiver
+    servers: dict[str, VllmServer]
+
+    def __getattr__(self, name: str) -> VllmServer:
+        return self.servers[name]
+
+
+@pytest.fixture(scope="module", params=["pull", "push"])
+def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Fleet]:
+    """One fleet for each mode.
+
+    Each instrumented server is wired in another way: the prefill by module path, the decode by its own name, the
+    decode with two ranks and two API servers by NIXLTEL_AUTO, and one inside MultiConnector. In pull, spans go out as
+    vLLM configures it, by gRPC; in push by HTTP, as plain OTEL variables say.
+    """
+    mode = request.param
+    name = stock_name(mode)
+    with OtlpReceiver() as receiver:
+        otlp: dict[str, Any] = (
+            {"otlp_endpoint": receiver.grpc_endpoint}
+            if mode == "pull"
+            else {
+                "env": {
+                    "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_endpoint.removesuffix("/v1/traces"),
+                    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                    "OTEL_SERVICE_NAME": "fleet",
+                }
+            }
+        )
+        auto = {**otlp, "env": {**otlp.get("env", {}), "NIXLTEL_AUTO": "1"}}
+        child = {"kv_connector": name, "kv_role": CONSUMER, "kv_connector_module_path": MODULE}
+        # In pull the NIXL child stands beside another connector. That one cannot do HMA, which is a factor of the hash.
+        other = {"kv_connector": "ExampleConnector", "kv_role": CONSUMER}
+        other["kv_connector_extra_config"] = {"shared_storage_path": str(model / "storage")}  # type: ignore[assignment]
+        beside = mode == "pull"
+        multi = {
+            "kv_connector": "MultiConnector",
+            "kv_role": CONSUMER,
+            "kv_connector_extra_config": {
+                "connectors": [
+                    {**child, "kv_connector_extra_config": {"enforce_handshake_compat": False}} if beside else child,
+                    *([other] if beside else []),
+                ]
+            },
+        }
+        with fleet(
+            stock_prefill=ServerConfig(model, PRODUCER, name),
+            stock_decode=ServerConfig(model, CONSUMER, name),
+            prefill=ServerConfig(model, PRODUCER, name, MODULE, **otlp),
+            decode=ServerConfig(model, CONSUMER, f"Instrumented{name}", **otlp),
+            decode_tp2=ServerConfig(model, CONSUMER, name, tensor_parallel_size=2, api_server_count=2, **auto),
+            decode_multi=ServerConfig(
+                model,
+                kv_transfer_config=multi,
+                args=("--disable-hybrid-kv-cache-manager",) if beside else (),
+                **otlp,
+            ),
+        ) as started:
+            yield Fleet(mode, receiver, started)
+
+
+INSTRUMENTED = ("prefill", "decode", "decode_tp2", "decode_multi")
+
+
+@pytest.mark.parametrize("name", INSTRUMENTED)
+def test_an_idle_engine_shows_itself(servers: Fleet, name: str) -> None:
+    """Before any request: the info metric, zeros in every closed set, all labelled."""
+    server = servers.servers[name]
+    deadline = time.monotonic() + 60
+    while not (info := server.metrics().select("nixl_connector_info")) and time.monotonic() < deadline:
+        time.sleep(0.5)
+
+    assert [sample.value for sample in info] == [1]
+    labels = info[0].labels
+    assert labels["vllm_version"] == "0.32.0"
+    assert labels["nixl_version"] == nixl_version()
+    assert labels["compat_hash"] == side_channel_hash(server)
+    assert labels["kv_role"] == (PRODUCER if name == "prefill" else CONSUMER)
+    beside = servers.mode == "pull" and name == "decode_multi"
+    assert labels["handshake_enforced"] == ("false" if beside else "true")
+    assert metric(server, "nixl_transfer_bytes_total", direction=direction(servers.mode)) == 0
+    assert metric(server, "nixl_handshake_duration_seconds_count", error_type="timeout") == 0
+    assert metric(server, "nixl_handshake_rejections_total", factor="unknown") == 0
+    assert metric(server, "nixl_mode_conflicts_total", source="params") == 0
+    assert metric(server, "nixl_telemetry_errors_total") == 0
+    assert unlabelled(server.metrics(), servers.mode) == []
+
+
+def test_same_hash_as_stock(servers: Fleet) -> None:
+    """On the side channel, where peers see it."""
+    hashes = {name: side_channel_hash(server) for name, server in servers.servers.items()}
+    if servers.mode == "pull":
+        hashes.pop("decode_multi")  # HMA is off there
+
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_all_processes_are_told_apart(servers: Fleet) -> None:
+    """Every worker traced the computation of its hash, with the factors that make it up."""
+    wanted = 5 if servers.mode == "pull" else 5
+    spans = servers.receiver.wait_for(
+        lambda spans: sum(span.name == "nixl.compat_hash" for span in spans) >= wanted, timeout=60
+    )
+
+    hashes = [span for span in spans if span.name == "nixl.compat_hash"]
+    assert len(hashes) == wanted
+    assert Counter(span.attributes["nixl.rank"] for span in hashes) == {0: 4, 1: 1}
+    for span in hashes:
+        assert span.scope.name == "nixl_telemetry"
+        assert span.attributes["nixl.compat.factor.transfer_mode"] == servers.mode
+        assert span.attributes["nixl.compat.factor.num_kv_heads"] == MODEL.num_kv_heads
+        assert span.attributes["nixl.compat.factor.vllm_version"] == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [("prefill", "stock_decode"), ("stock_prefill", "decode"), ("prefill", "decode")]
+)
+def test_stock_and_instrumented_pair(servers: Fleet, prefill: str, decode: str) -> None:
+    """In both directions, with the tokens of a stock pair."""
+    prompt = MODEL.prompt(200, seed=prefill.count("stock") + 2 * decode.count("stock"))
+
+    mixed = disaggregated_completion(servers.servers[prefill], servers.servers[decode], prompt)
+    stock = disaggregated_completion(servers.stock_prefill, servers.stock_decode, prompt)
+
+    assert mixed.prefill.kv_transfer_params is not None
+    assert mixed.token_ids == stock.token_ids
+
+
+def transfers(spans: tuple[ReceivedSpan, ...], since: int = 0) -> list[ReceivedSpan]:
+    """The transfer spans."""
+    return [span for span in spans if span.name == "nixl.transfer"][since:]
+
+
+def test_counts_are_true(servers: Fleet) -> None:
+    """After N requests: transfers, blocks and bytes are what the prompts' lengths say, in metrics and in spans."""
+    lengths = [1, 31, 32, 33, 64, 300, 1000]
+    mover = initiator(servers.mode, servers.prefill, servers.decode)
+    way = direction(servers.mode)
+    names = ("nixl_transfer_duration_seconds_count", "nixl_transfer_blocks_total", "nixl_transfer_bytes_total")
+    before = [metric(mover, name, direction=way) for name in names]
+    spans_before = len(transfers(servers.receiver.spans()))
+    for seed, length in enumerate(lengths):
+        disaggregated_completion(servers.prefill, servers.decode, MODEL.prompt(length, seed=100 + seed))
+
+    blocks = sum(map(blocks_of, lengths))
+    wanted = [len(lengths), blocks, blocks * BLOCK_BYTES]
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        after = [metric(mover, name, direction=way) for name in names]
+        if after[0] - before[0] == wanted[0]:
+            break
+        # A push is seen done by the step after the one that answered.
+        disaggregated_completion(servers.stock_prefill, servers.stock_decode, MODEL.prompt(1, seed=1))
+    assert [now - then for now, then in zip(after, before, strict=True)] == wanted
+    assert metric(mover, "nixl_transfers_in_flight", direction=way) == 0
+    assert metric(mover, "nixl_transfer_duration_seconds_count", direction=way) == metric(
+        mover, "vllm:nixl_xfer_time_seconds_count"
+    )
+    assert metric(mover, "nixl_transfer_bytes_total") == metric(mover, "vllm:nixl_bytes_transferred_sum")
+    assert metric(mover, "nixl_transfer_descriptors_total") == metric(mover, "vllm:nixl_num_descriptors_sum")
+    found = transfers(
+        servers.receiver.wait_for(lambda spans: len(transfers(spans, spans_before)) >= len(lengths), timeout=60),
+        spans_before,
+    )
+    assert sorted(span.attributes["nixl.transfer.block.count"] for span in found) == sorted(map(blocks_of, lengths))
+    assert sum(span.attributes["nixl.transfer.size"] for span in found) == blocks * BLOCK_BYTES
+
+
+def test_spans(servers: Fleet) -> None:
+    """A handshake has its stages and its peer; a transfer its operation, times and peer."""
+    spans = servers.receiver.wait_for(
+        lambda spans: {"nixl.handshake", "nixl.transfer"} <= {span.name for span in spans}, timeout=60
+    )
+    handshake = next(span for span in spans if span.name == "nixl.handshake")
+    stages = [span.name for span in spans if span.parent_span_id == handshake.span_id]
+    assert (handshake.kind, handshake.status) == ("CLIENT", "UNSET")
+    assert stages == ["nixl.handshake.metadata", "nixl.handshake.compat", "nixl.handshake.register"]
+    side_channels = {server.side_channel_port for server in servers.servers.values()}
+    assert handshake.attributes["server.port"] in side_channels
+    assert handshake.attributes["server.address"] == "127.0.0.1"
+    transfer = transfers(spans)[-1]
+    assert (transfer.kind, transfer.status) == ("CLIENT", "UNSET")
+    assert transfer.attributes["nixl.transfer.operation"] == ("READ" if servers.mode == "pull" else "WRITE")
+    assert transfer.attributes["server.port"] in side_channels
+    assert 0 < transfer.attributes["nixl.transfer.post.duration"] <= transfer.attributes["nixl.transfer.duration"]
+    assert transfer.attributes["nixl.transfer.observation_delay"] > 0
+    assert transfer.attributes["nixl.transfer.mode"] == servers.mode
+    if servers.mode == "push":
+        assert transfer.resource["service.name"] == "fleet"
+
+
+def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
+    """P has one rank, D two: each rank moves its half of every block, and is counted once."""
+    lengths = [40, 100, 500]
+    for seed, length in enumerate(lengths):
+        split = disaggregated_completion(servers.prefill, servers.decode_tp2, MODEL.prompt(length, seed=200 + seed))
+        assert split.prefill.kv_transfer_params is not None
+    mover = initiator(servers.mode, servers.prefill, servers.decode_tp2)
+    blocks = sum(map(blocks_of, lengths))
+    way = direction(servers.mode)
+
+    if servers.mode == "pull":
+        assert metric(mover, "nixl_transfer_duration_seconds_count", direction=way) == 2 * len(lengths)
+        assert metric(mover, "nixl_transfer_blocks_total", direction=way) == 2 * blocks
+        assert metric(mover, "nixl_transfer_bytes_total", direction=way) == blocks * BLOCK_BYTES
+        assert metric(mover, "nixl_handshake_duration_seconds_count", error_type="") == 2
+        assert metric(mover, "nixl_transfers_in_flight", direction=way) == 0
+    else:
+        spans = servers.receiver.wait_for(
+            lambda spans: sum(span.attributes["nixl.remote.rank"] == 1 for span in transfers(spans)) == len(lengths),
+            timeout=60,
+        )
+        second = [span for span in transfers(spans) if span.attributes["nixl.remote.rank"] == 1]
+        assert sum(span.attributes["nixl.transfer.size"] for span in second) == blocks * BLOCK_BYTES / 2
+    assert len(servers.decode_tp2.metrics().select("nixl_connector_info")) == 1
+    assert metric(servers.decode_tp2, "nixl_connector_info") == 1
+    assert unlabelled(servers.decode_tp2.metrics(), servers.mode) == []
+
+
+def test_inside_multi_connector(servers: Fleet) -> None:
+    """As the only child, and beside another connector, where enforcement is off and says so."""
+    prompt = MODEL.prompt(150, seed=300)
+    stock = disaggregated_completion(servers.stock_prefill, servers.stock_decode, prompt)
+    before = metric(initiator(servers.mode, servers.prefill, servers.decode_multi), "nixl_transfer_blocks_total")
+
+    multi = disaggregated_completion(servers.prefill, servers.decode_multi, prompt)
+
+    assert multi.token_ids == stock.token_ids
+    mover = initiator(servers.mode, servers.prefill, servers.decode_multi)
+    with contextlib.suppress(AssertionError):
+        for _ in range(20):
+            assert metric(mover, "nixl_transfer_blocks_total") == before
+            disaggregated_completion(servers.stock_prefill, servers.stock_decode, MODEL.prompt(1, seed=1))
+    assert metric(mover, "nixl_transfer_blocks_total") - before == blocks_of(150)
+    if servers.mode == "pull":
+        assert metric(servers.decode_multi, "nixl_handshake_bypassed_total") == 1
+        assert "enforce_handshake_compat is false" in servers.decode_multi.log_text()
+
+
+def test_same_tokens_as_stock(servers: Fleet) -> None:
+    """Greedy tokens for 50 random prompts from 1 to 3,000 tokens, through an instrumented and a stock pair."""
+    for seed, length in enumerate(prompt_lengths(50, 3000, seed=7)):
+        prompt = MODEL.prompt(length, seed=1000 + seed)
+        ours = disaggregated_completion(servers.prefill, servers.decode, prompt)
+        stock = disaggregated_completion(servers.stock_prefill, servers.stock_decode, prompt)
+
+        assert ours.token_ids == stock.token_ids, (seed, length)
+        assert len(ours.token_ids) == 8
+
+
+@pytest.mark.parametrize("name", INSTRUMENTED)
+def test_nothing_went_wrong_inside(servers: Fleet, name: str) -> None:
+    """After all that: no telemetry error, nothing dropped, no mode conflict, every sample labelled."""
+    server = servers.servers[name]
+
+    assert metric(server, "nixl_telemetry_errors_total") == 0
+    assert metric(server, "nixl_telemetry_dropped_total") == 0
+    assert metric(server, "nixl_mode_conflicts_total") == 0
+    assert unlabelled(server.metrics(), servers.mode) == []
+    assert "telemetry failed" not in server.log_text()
+
+
+def test_spans_are_flushed_at_shutdown(servers: Fleet) -> None:
+    """The last one of its fleet: the initiator is stopped right after a request, and its transfer still arrives."""
+    before = len(transfers(servers.receiver.spans()))
+    disaggregated_completion(servers.prefill, servers.decode, MODEL.prompt(77, seed=400))
+    if servers.mode == "push":
+        time.sleep(1)  # until a step of P has seen its WRITE done: only then there is a span to flush
+    initiator(servers.mode, servers.prefill, servers.decode).stop()
+
+    spans = servers.receiver.wait_for(lambda spans: len(transfers(spans, before)) >= 1, timeout=1)
+    assert [span.attributes["nixl.transfer.block.count"] for span in transfers(spans, before)][-1] == blocks_of(77)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""What the seam leans on is where it is expected, in whichever vLLM is installed."""
+
+import ast
+import inspect
+import os
+import textwrap
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1 import nixl
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
+
+from nixl_telemetry import connectors
+from nixl_telemetry.compat.factors import FACTOR_NAMES
+from nixl_telemetry.seam.scheduler import SchedulerHooks
+from nixl_telemetry.seam.versions import Parameters, connector_version, vllm_version
+from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks
+from nixl_telemetry.signals.semconv import TransferMode
+
+CONNECTOR_VERSIONS = {"0.28": 7, "0.29": 9, "0.30": 11, "0.31": 13, "0.32": 14, "0.33": 15}
+
+
+def test_the_version_that_is_meant_runs() -> None:
+    """Not another one that happens to be on the path."""
+    assert vllm_version().startswith(os.environ.get("NIXLTEL_TESTBED_VLLM", "0.32."))
+    assert connector_version() == CONNECTOR_VERSIONS[vllm_version()[:4]]
+
+
+def hooked(hooks: type) -> list[str]:
+    """Names of the methods that hooks go in front of."""
+    return [name for layer in hooks.__mro__ for name, value in vars(layer).items() if inspect.isfunction(value)]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "stock"),
+    [
+        (WorkerHooks, base_worker.NixlBaseConnectorWorker),
+        (PullWorkerHooks, nixl.NixlPullConnectorWorker),
+        (PushWorkerHooks, nixl.NixlPushConnectorWorker),
+        (SchedulerHooks, NixlBaseConnectorScheduler),
+        (SchedulerHooks, nixl.NixlPullConnectorScheduler),
+        (SchedulerHooks, nixl.NixlPushConnectorScheduler),
+    ],
+)
+def test_hooked_methods_exist(hooks: type, stock: type) -> None:
+    """A hook in front of nothing sees nothing."""
+    assert [name for name in hooked(hooks) if not hasattr(stock, name) and name != "start_load_kv"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        (
+            base_worker.NixlBaseConnectorWorker._nixl_handshake,
+            ["host", "port", "remote_tp_size", "expected_engine_id", "notif_agents_only"],
+        ),
+        (
+            nixl.NixlPullConnectorWorker._read_blocks,
+            ["read_spec", "request_id", "remote_request_id", "dst_engine_id"],
+        ),
+        (
+            nixl.NixlPushConnectorWorker._xfer_blocks,
+            ["read_spec", "request_id", "remote_request_id", "dst_engine_id"],
+        ),
+        (base_worker.NixlBaseConnectorWorker._compute_desc_ids, ["block_ids", "block_size_ratio"]),
+    ],
+)
+def test_parameters_that_are_read(method: Any, parameters: list[str]) -> None:
+    """By name, so that their order may change."""
+    assert [name for name in parameters if name not in inspect.signature(method).parameters] == []
+
+
+def test_parameters_by_position_and_keyword() -> None:
+    """Both ways lead to the argument; what the version does not have is the default."""
+    parameters = Parameters(base_worker.NixlBaseConnectorWorker._nixl_handshake)
+
+    assert parameters.get("port", ("h", 5600, 1, "e"), {}) == 5600
+    assert parameters.get("port", ("h",), {"port": 5601}) == 5601
+    assert parameters.get("notif_agents_only", ("h", 1, 1, "e"), {}, False) is False
+    assert parameters.get("no_such_parameter", ("h", 1, 1, "e"), {}, 3) == 3
+
+
+@pytest.mark.parametrize("worker", [nixl.NixlPullConnectorWorker, nixl.NixlPushConnectorWorker])
+def test_block_ids_are_passed_by_keyword(worker: Any) -> None:
+    """The remote side is the one without a block size ratio."""
+    post = getattr(worker, "_read_blocks", None) or worker._xfer_blocks
+    calls = [
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(post))))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "_compute_desc_ids"
+    ]
+
+    ratios = []
+    for call in calls:
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        assert "block_ids" in keywords
+        ratio = keywords["block_size_ratio"]
+        ratios.append(isinstance(ratio, ast.Constant) and ratio.value is None)
+    assert ratios == [True, False]
+
+
+def test_the_payload_is_looked_up_in_base_worker() -> None:
+    """Both where it is decoded and where our own is made; its fields are the two that go over the wire."""
+    source = inspect.getsource(base_worker)
+
+    assert "Decoder(NixlHandshakePayload)" in source
+    assert [field.name for field in fields(metadata.NixlHandshakePayload)] == [
+        "compatibility_hash",
+        "agent_metadata_bytes",
+    ]
+
+
+def test_hash_factors_is_looked_up_when_called() -> None:
+    """So that the real factors can be seen."""
+    source = inspect.getsource(metadata.compute_nixl_compatibility_hash)
+
+    assert "from vllm.config.utils import hash_factors" in source
+
+
+def test_every_factor_is_known() -> None:
+    """The keys of the dict in vLLM's source."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(metadata.compute_nixl_compatibility_hash)))
+    (keys,) = [
+        [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    ]
+
+    assert keys == [name for name in FACTOR_NAMES if name in keys]
+    assert "transfer_mode" in keys
+
+
+@pytest.mark.parametrize(
+    ("connector", "stock"),
+    [
+        (connectors.NixlPullConnector, nixl.NixlPullConnector),
+        (connectors.NixlPushConnector, nixl.NixlPushConnector),
+    ],
+)
+def test_the_connector_is_its_stock_class_for_layout_and_hma(connector: Any, stock: Any) -> None:
+    """Properties that change the KV layout, and so the hash, are inherited and not redefined."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
+
+    ours = {
+        name for layer in connector.__mro__ if layer.__module__.startswith("nixl_telemetry") for name in vars(layer)
+    }
+    theirs = {name for name in dir(stock) if not name.startswith("__")}
+
+    assert issubclass(connector, stock)
+    assert supports_hma(connector) == supports_hma(stock) is True
+    assert ours & theirs <= {
+        "_abc_impl",
+        "build_kv_connector_stats",
+        "build_prom_metrics",
+        "get_kv_connector_stats",
+        "has_pending_push_work",
+        "shutdown",
+    }
+    assert connector.transfer_mode in TransferMode

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Every hook of ours raises, one at a time: vLLM and NIXL do what they do without us."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from nixl_telemetry.operations import handshake, transfer
+from nixl_telemetry.seam import scheduler, worker
+from nixl_telemetry.signals.telemetry import guarded
+from tests.seam.test_handshake import GOOD, accepting, shake
+from tests.support.agents import move
+from tests.support.observed import Observed
+from tests.support.peers import CLOCK, peer
+
+HOOKS = [
+    (owner, name)
+    for module in (handshake, transfer, worker, scheduler)
+    for owner in vars(module).values()
+    if inspect.isclass(owner) and owner.__module__ == module.__name__
+    for name, value in vars(owner).items()
+    if hasattr(value, "__guarded__")
+]
+
+
+def test_there_are_hooks() -> None:
+    """The list below is made by looking; this is what it must find at least."""
+    names = {f"{owner.__name__}.{name}" for owner, name in HOOKS}
+
+    assert {
+        "Handshake.finish",
+        "TransferTable.done",
+        "WorkerObserver.with_updates",
+        "SchedulerObserver.step_built",
+    } <= names
+    assert len(names) >= 25
+
+
+@pytest.fixture(params=HOOKS, ids=lambda hook: f"{hook[0].__name__}.{hook[1]}")
+def broken_hook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One hook that raises."""
+    owner, name = request.param
+
+    def raises(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"injected into {name}")
+
+    raises.__qualname__ = f"{owner.__name__}.{name}"
+    monkeypatch.setattr(owner, name, guarded(raises))
+    return raises.__qualname__
+
+
+def test_a_handshake(broken_hook: str, observed: Observed, pull_worker: Any) -> None:
+    """It has the stock result, and the failure has the stock exception."""
+    with peer(lambda: [GOOD, CLOCK]) as port, accepting(pull_worker):
+        assert shake(pull_worker, port)[0] == {(0, 0): "agent-there"}
+    with peer(lambda: [b"junk", CLOCK]) as port, pytest.raises(RuntimeError, match="Failed to decode"):
+        shake(pull_worker, port)
+
+
+def test_a_transfer(broken_hook: str, observed: Observed, make_pair: Any) -> None:
+    """The memory arrives."""
+    here, _table, local, remote = make_pair()
+
+    assert move(here.agent, local, remote).totalBytes == 4 * 4096
+    assert here.memory[[1, 2, 3, 9]].eq(7).all()
+
+
+def test_a_step(broken_hook: str, observed: Observed, pull_worker: Any) -> None:
+    """The stats that vLLM collected itself leave the worker."""
+    pull_worker.xfer_stats.record_failed_transfer()
+
+    stats = pull_worker.get_kv_connector_stats()
+
+    assert stats.data["num_failed_transfers"] == [1]
+
+
+def test_failures_are_counted(observed: Observed, monkeypatch: pytest.MonkeyPatch, pull_worker: Any) -> None:
+    """In the suite's own health."""
+
+    def raises(self: Any, *args: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(worker.WorkerObserver, "handshake_starts", guarded(raises))
+    with peer(lambda: [GOOD, CLOCK]) as port, accepting(pull_worker):
+        shake(pull_worker, port)
+
+    assert observed.updates() == {("nixl_telemetry_errors_total", "hook"): 1}

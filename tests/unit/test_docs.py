@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The documentation: what is generated is current, and what is named exists."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+
+from nixl_telemetry.operations.handshake import Failure, Handshake
+from nixl_telemetry.operations.mode import ModeConflict
+from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.operations.startup import announce
+from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.settings import AUTO_VARIABLE, Settings, variable_of
+from nixl_telemetry.signals.catalogue import CATALOGUE
+from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, SpanName
+from tests.support.observed import Observed
+from tools import generate_docs
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+OF_PAGES: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def code(page: Path) -> list[str]:
+    """Inline code and the lines of shell blocks."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [*re.findall(r"`([^`\n]+)`", prose(page)), *(line for block in blocks for line in block.splitlines())]
+
+
+# ------------------------------------------------------------------------------------------------------------ Generated
+
+
+@pytest.mark.parametrize("name", generate_docs.PAGES)
+def test_generated_pages_are_current(name: str) -> None:
+    """As `make generate` would write them now."""
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == generate_docs.PAGES[name]()
+
+
+def test_every_name_is_documented() -> None:
+    """Metrics, spans, events, error types, attributes and settings."""
+    signals, configuration = (generate_docs.PAGES[name]() for name in ("signals.md", "configuration.md"))
+    log_events = set(EventName) - generate_docs.NOT_EVENTS
+
+    assert set(generate_docs.SPANS) == set(SpanName)
+    assert set(generate_docs.LOG_EVENTS) == log_events
+    names = [*CATALOGUE, *SpanName, *log_events, *ErrorType, *map(generate_docs.attribute, generate_docs.attributes())]
+    assert [name for name in names if f"`{name}" not in signals] == []
+    assert [
+        name for name in Settings.model_fields if f"| `{name}` | `{variable_of(name)}` |" not in configuration
+    ] == []
+
+
+def test_every_metric_with_an_open_label_set_says_so_in_its_help() -> None:
+    """Only the identity has labels whose values are not listed."""
+    open_sets = {metric.name for metric in CATALOGUE.values() if any(not label.values for label in metric.labels)}
+
+    assert open_sets == {"nixl_connector_info"}
+
+
+CONFLICT: Final = ModeConflict(ConflictSource.PARAMS, "pull", "push")
+
+
+def keys(span: ReadableSpan) -> set[str]:
+    """A span's own attributes, with the factors as one."""
+    own = set(span.attributes or {}) - {"nixl.engine.id"}
+    return {re.sub(r"^(nixl\.compat\.factor\.).*", r"\1", name) for name in own}
+
+
+def documented(name: SpanName, *, failed: bool) -> set[str]:
+    """The attributes that the page has for a span."""
+    doc = generate_docs.SPANS[name]
+    return set(map(generate_docs.attribute, doc.attributes + (doc.on_failure if failed else ())))
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_attributes_of_a_handshake(observed: Observed, failed: bool) -> None:
+    """Real spans have the documented attributes, kind and events."""
+    handshake = Handshake(observed.telemetry, Peer("e", "h", 1), Purpose.TRANSFER, "a", True, 1, CONFLICT)
+    handshake.received("b")
+    handshake.finish(Failure(RuntimeError("differs")) if failed else None)
+
+    check(observed, {SpanName.HANDSHAKE, SpanName.HANDSHAKE_METADATA}, failed=failed)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_attributes_of_a_transfer(observed: Observed, failed: bool) -> None:
+    """The same; bytes and times are there on success only."""
+    table = TransferTable(observed.telemetry)
+    table.current.request = Request("r", "s", Peer("e", "h", 1), 0, [[1]], [[2]])
+    transfer = table.start("WRITE", [1])
+    handle = object()
+    table.prepared(transfer, handle)
+    table.posting(handle)
+    if failed:
+        table.polled(handle, "ERR")
+    else:
+        table.done(handle, SimpleNamespace(xferDuration=1, postDuration=1, totalBytes=1, descCount=1))
+
+    missing = ("TRANSFER_BYTES", "TRANSFER_DURATION", "TRANSFER_POST_DURATION") if failed else ()
+    check(observed, {SpanName.TRANSFER}, failed=failed, missing=set(map(generate_docs.attribute, missing)))
+
+
+def test_attributes_of_the_hash(observed: Observed) -> None:
+    """The same for the span at start-up."""
+    announce(
+        observed.telemetry,
+        versions=("0.32.0", "1.5.1"),
+        kv_role="kv_both",
+        compat_hash="a",
+        enforced=True,
+        factors={"model": "m", "speculative_config": None},
+        start_ns=1,
+        conflict=CONFLICT,
+    )
+
+    check(observed, {SpanName.COMPAT_HASH}, failed=False)
+
+
+def check(
+    observed: Observed, names: set[SpanName], *, failed: bool, missing: frozenset[str] | set[str] = frozenset()
+) -> None:
+    """Hold what was exported against the page."""
+    spans = {span.name: span for span in observed.spans()}
+    assert set(spans) >= names
+    for name in names:
+        span, doc = spans[name], generate_docs.SPANS[name]
+        is_stage = not doc.attributes
+        assert keys(span) == (set() if is_stage else documented(name, failed=failed) - missing)
+        assert doc.kind.split(",")[0] == span.kind.name.lower()
+        assert {event.name for event in span.events} == set(doc.events)
+        for event in span.events:
+            wanted = map(generate_docs.attribute, generate_docs.SPAN_EVENTS[EventName(event.name)])
+            assert set(event.attributes or {}) == set(wanted)
+
+
+def test_common_attributes_are_those_of_the_connector() -> None:
+    """Read from the connector's source, which needs vLLM to be imported."""
+    source = (ROOT / "nixl_telemetry" / "seam" / "connector.py").read_text(encoding="utf-8")
+
+    assert set(re.findall(r"\bsemconv\.([A-Z_]+)\b", source)) == set(generate_docs.COMMON_ATTRIBUTES)
+
+
+# ---------------------------------------------------------------------------------------------------------------- Named
+
+
+def test_named_pages_exist() -> None:
+    """The pages whose content is checked below."""
+    assert {page.name for page in PAGES} >= {"README.md", "index.md", "architecture.md", "testing.md", "signals.md"}
+
+
+@OF_PAGES
+def test_make_verbs_exist(page: Path) -> None:
+    """Every `make X` that a page names."""
+    verbs = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    named = {
+        verb for text in code(page) for words in re.findall(r"\bmake((?: [a-z-]+)+)", text) for verb in words.split()
+    }
+
+    assert named - verbs == set()
+
+
+@OF_PAGES
+def test_metrics_exist(page: Path) -> None:
+    """Every metric that a page names, in code blocks too; vLLM's own as well."""
+    built_in = {name.removesuffix("_total") for name, _, _ in generate_docs.BUILT_IN}
+    text = page.read_text(encoding="utf-8")
+    ours = re.findall(r"(?<![\w:./-])nixl_\w+(?:_total|_seconds|_info|_in_flight)(?=\W|_count|_sum|_bucket)", text)
+    theirs = re.findall(r"vllm:nixl_(?!\*)\w+", text)
+
+    assert [name for name in ours if re.sub("_(count|sum|bucket)$", "", name) not in CATALOGUE] == []
+    assert [name for name in theirs if re.sub("_(count|sum|bucket|total)$", "", name) not in built_in] == []
+
+
+@OF_PAGES
+def test_variables_exist(page: Path) -> None:
+    """Every `NIXLTEL_*` variable that a page names."""
+    known = {AUTO_VARIABLE, "NIXLTEL_TESTBED_", "NIXLTEL_", *map(variable_of, Settings.model_fields)}
+
+    assert set(re.findall(r"NIXLTEL_[A-Z_]*", page.read_text(encoding="utf-8"))) - known == set()
+
+
+@OF_PAGES
+def test_settings_in_examples_are_valid(page: Path) -> None:
+    """Every JSON example parses, and its settings load."""
+    for block in re.findall(r"^```json\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
+        for extra in extra_configs(json.loads(block)):
+            Settings.load(extra, {})
+
+
+def extra_configs(value: object) -> Iterator[dict[str, object]]:
+    """Every ``kv_connector_extra_config`` in a JSON value."""
+    if isinstance(value, list):
+        for item in value:
+            yield from extra_configs(item)
+    elif isinstance(value, dict):
+        if isinstance(extra := value.get("kv_connector_extra_config"), dict):
+            yield extra
+        for item in value.values():
+            yield from extra_configs(item)
+
+
+@OF_PAGES
+def test_files_exist(page: Path) -> None:
+    """Every path inside the repository that a page names in code."""
+    folders = "nixl_telemetry|tests|tools|docs|dashboards|alerts|benchmarks|examples"
+    named = {path for text in code(page) for path in re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*", text)}
+
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+@OF_PAGES
+def test_links_resolve(page: Path) -> None:
+    """Links to files of the repository, and to headings in them."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", prose(file), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\s-]", "", title).strip().lower().replace(" ", "-") for title in headings}

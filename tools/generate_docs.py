@@ -1,0 +1,663 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Writes the pages that come from the code: `docs/signals.md` and `docs/configuration.md`.
+
+Run as `python -m tools.generate_docs`, by `make generate`. The output depends on the code only, so that `make
+check-generated` can compare it with what is committed. Which attributes belong to which span is written down here and
+held against real spans by `tests/unit/test_docs.py`.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from pydantic.fields import FieldInfo
+
+from nixl_telemetry.settings import AUTO_VARIABLE, CONFIG_KEY, Settings, variable_of
+from nixl_telemetry.signals import catalogue, semconv
+from nixl_telemetry.signals.catalogue import CATALOGUE, COMMON_LABELS, Kind, Label, Metric
+from nixl_telemetry.signals.logs import LOGGER_NAME
+from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, Signal, SpanName
+from nixl_telemetry.signals.traces import SCOPE
+
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+
+NOTE: Final = "<!-- Made by `python -m tools.generate_docs` from {source}. Do not edit: run `make generate`. -->\n"
+
+# ---------------------------------------------------------------------------------------- What the code has no table of
+
+
+@dataclass(frozen=True)
+class SpanDoc:
+    """What there is to say of a span."""
+
+    kind: str
+    covers: str
+    attributes: tuple[str, ...] = ()
+    """Names of constants in :mod:`nixl_telemetry.signals.semconv`."""
+    on_failure: tuple[str, ...] = ()
+    events: tuple[EventName, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogDoc:
+    """What there is to say of a log event."""
+
+    level: str
+    when: str
+
+
+COMMON_ATTRIBUTES: Final = (
+    "ENGINE_ID",
+    "TRANSFER_MODE",
+    "CONNECTOR_VERSION",
+    "VLLM_VERSION",
+    "NIXL_VERSION",
+    "KV_ROLE",
+    "RANK",
+)
+"""On every span without a parent, and on every log line; the rank where the process is a worker."""
+
+SPANS: Final = {
+    SpanName.COMPAT_HASH: SpanDoc(
+        "internal",
+        "Start-up of a worker: registration of the KV caches, in which vLLM computes the hash. Most of the time is the "
+        "registration.",
+        ("COMPAT_HASH", "COMPAT_ENFORCED", "COMPAT_FACTOR_PREFIX"),
+        events=(EventName.MODE_CONFLICT,),
+    ),
+    SpanName.HANDSHAKE: SpanDoc(
+        "client",
+        "A handshake that this instance initiates: from the first query to the last registered rank of the peer, or to "
+        "the failure. Waiting for a free handshake thread is not in it.",
+        (
+            "SERVER_ADDRESS",
+            "SERVER_PORT",
+            "REMOTE_ENGINE_ID",
+            "REMOTE_TP_SIZE",
+            "HANDSHAKE_PURPOSE",
+            "COMPAT_HASH",
+            "COMPAT_ENFORCED",
+            "REMOTE_COMPAT_HASH",
+        ),
+        ("ERROR_TYPE",),
+        (EventName.MODE_CONFLICT,),
+    ),
+    SpanName.HANDSHAKE_METADATA: SpanDoc(
+        "internal, child of `nixl.handshake`",
+        "From the query of one rank until its payload is decoded.",
+        on_failure=("ERROR_TYPE",),
+    ),
+    SpanName.HANDSHAKE_COMPAT: SpanDoc(
+        "internal, child of `nixl.handshake`",
+        "Comparing the hash and the engine id, and decoding the agent's metadata, of one rank.",
+        on_failure=("ERROR_TYPE",),
+    ),
+    SpanName.HANDSHAKE_REGISTER: SpanDoc(
+        "internal, child of `nixl.handshake`",
+        "Registering one rank's memory, or its agent only where notifications are all that is needed.",
+        on_failure=("ERROR_TYPE",),
+    ),
+    SpanName.TRANSFER: SpanDoc(
+        "client",
+        "One NIXL handle (one for each request and remote rank): from its post to the poll that saw it done or failed.",
+        (
+            "TRANSFER_OPERATION",
+            "TRANSFER_BLOCKS",
+            "TRANSFER_DESCRIPTORS",
+            "TRANSFER_OBSERVATION_DELAY",
+            "REQUEST_ID",
+            "REMOTE_REQUEST_ID",
+            "REMOTE_ENGINE_ID",
+            "REMOTE_RANK",
+            "SERVER_ADDRESS",
+            "SERVER_PORT",
+            "TRANSFER_BYTES",
+            "TRANSFER_DURATION",
+            "TRANSFER_POST_DURATION",
+        ),
+        ("ERROR_TYPE",),
+        (EventName.MODE_CONFLICT,),
+    ),
+}
+
+LOG_EVENTS: Final = {
+    EventName.COMPAT_HASH_COMPUTED: LogDoc("info", "once for each worker, at start-up: the hash and its factors"),
+    EventName.HANDSHAKE_FINISHED: LogDoc("info; warning when slow", "a handshake succeeded"),
+    EventName.HANDSHAKE_FAILED: LogDoc("error", "a handshake failed"),
+    EventName.TRANSFER_FINISHED: LogDoc("debug; warning when slow", "a transfer succeeded"),
+    EventName.TRANSFER_FAILED: LogDoc("error", "a transfer failed"),
+    EventName.MODE_CONFLICT: LogDoc(
+        "warning", "the first conflict of each source and mode; the metric counts them all"
+    ),
+}
+
+NOT_EVENTS: Final = {EventName.ENFORCEMENT_OFF}
+"""Names under which a plain sentence is logged once."""
+
+SPAN_EVENTS: Final = {
+    EventName.MODE_CONFLICT: ("MODE_CONFLICT_SOURCE", "MODE_CONFLICT_EXPECTED", "MODE_CONFLICT_FOUND"),
+}
+"""Attributes of each span event."""
+
+LOG_KEYS: Final = (
+    ("event", "the event"),
+    ("duration_s", "float, seconds; of the operation"),
+    ("message", "what went wrong, for a person; set with `error.type`"),
+    ("trace_id", "32 hex digits; where a span was made"),
+    ("span_id", "16 hex digits; where a span was made"),
+)
+"""Keys of log lines that are no attributes."""
+
+UNUSED_ERRORS: Final = (ErrorType.NOTIFICATION_FAILED, ErrorType.KV_EXPIRED, ErrorType.PEER_NOT_ALLOWED)
+"""Members of the vocabulary that nothing reports yet."""
+
+BUILT_IN: Final = (
+    ("vllm:nixl_xfer_time_seconds", "histogram", "time of a transfer; NIXL's, which ends at the poll that saw it done"),
+    ("vllm:nixl_post_time_seconds", "histogram", "time that posting took inside NIXL"),
+    ("vllm:nixl_bytes_transferred", "histogram", "bytes of a transfer"),
+    ("vllm:nixl_num_descriptors", "histogram", "descriptors of a transfer, after merging"),
+    (
+        "vllm:nixl_num_failed_transfers_total",
+        "counter",
+        "failed transfers; from vLLM 0.31 on, failed handshakes and notifications are in it",
+    ),
+    ("vllm:nixl_num_failed_notifications_total", "counter", "failed notifications"),
+    ("vllm:nixl_num_kv_expired_reqs_total", "counter", "requests whose KV expired, on the prefill side"),
+    (
+        "vllm:nixl_num_notifications_after_expiry_total",
+        "counter",
+        "notifications for requests that were no longer known; vLLM 0.32 and later",
+    ),
+)
+"""vLLM's own metrics: name, type and note."""
+
+UNMEASURED: Final = """\
+- NIXL times a handle, not a block: `nixl.transfer` is the finest interval there is.
+- A completion is seen when vLLM polls, once per engine step.
+  The true end lies somewhere in the observation delay, which is exported beside every duration.
+  A busy engine makes transfers look longer.
+- Only the initiator times a transfer: the decode instance in pull, the prefill instance in push.
+  The other side has no transfer metrics.
+- Only the initiator of a handshake sees a rejection.
+  In push there are two handshakes, and the decode instance is not told when the one from prefill to decode fails: look
+  at the prefill instance.
+- With NIXL's own telemetry off (`NIXL_TELEMETRY_ENABLE=n`) bytes, post time and NIXL's duration are not known.
+  Requests are served; `nixl_telemetry_errors_total{signal="nixl"}` counts such transfers, and their duration is taken
+  from the suite's own clock.
+- No two processes' clocks are ever subtracted, so no time spans both instances.
+- A level gauge is a sum of changes.
+  If an update is dropped (`nixl_telemetry_dropped_total{signal="metrics"}`), the gauge may stay off by it until the
+  server restarts.
+"""
+
+# --------------------------------------------------------------------------------------------------- Reading the source
+
+
+def docstrings(owner: types.ModuleType | type) -> dict[str, str]:
+    """The string under each assignment of a module or class body, by the assigned name, as one line of Markdown."""
+    tree = ast.parse(inspect.getsource(owner))
+    body = tree.body
+    if isinstance(owner, type):
+        (definition,) = tree.body
+        body = getattr(definition, "body", [])
+    found = {}
+    for statement, following in itertools.pairwise(body):
+        match statement, following:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = markdown(text)
+    return found
+
+
+def markdown(text: str) -> str:
+    """Docstring markup as Markdown, on one line."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
+    return " ".join(text.replace("``", "`").split())
+
+
+def attribute(constant: str) -> str:
+    """The attribute that a constant of ``semconv`` names."""
+    return str(getattr(semconv, constant))
+
+
+def attributes() -> dict[str, str]:
+    """The docs of every attribute by its constant, in the order of the source."""
+    return {name: text for name, text in docstrings(semconv).items() if _TYPED.match(text)}
+
+
+_TYPED: Final = re.compile(r"(string|int|float|bool|prefix)\b[^;]*; ")
+
+# -------------------------------------------------------------------------------------------------------------- Writing
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def codes(values: Iterable[object]) -> str:
+    """Values as inline code."""
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def sentence(text: str) -> str:
+    """Text with its first letter large and a full stop."""
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def signals() -> str:
+    """The page on metrics, spans and log lines."""
+    source = "nixl_telemetry/signals/catalogue.py and semconv.py"
+    return "\n".join([NOTE.format(source=source), *_metrics(), *_spans(), *_errors(), *_logs(), *_unmeasured()])
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Signals\n"
+    yield (
+        "Every metric, span, attribute and log event of this version.\n"
+        "Names, labels, bucket edges and value sets are part of the public interface: a change is in the changelog.\n"
+    )
+    yield "## Metrics\n"
+    yield (
+        "Metrics are on vLLM's own `/metrics`, in the API server.\n"
+        "A worker's updates travel with the output of an engine step: a value is as old as the last step.\n"
+        "Every metric, vLLM's own NIXL metrics included, carries these labels:\n"
+    )
+    yield table(("label", "value"), ((f"`{name}`", text) for name, text in COMMON_LABELS.items()))
+    yield (
+        "Series with a closed set of label values exist from the start, at 0, so that a rate sees the first event.\n"
+        "`direction` starts with the one that the connector's mode uses: `read` in pull, `write` in push.\n"
+        "Never a label: a request id, engine id, agent name, block id or exception text.\n"
+    )
+    yield table(("metric", "type", "own labels", "observed by"), map(_metric_row, CATALOGUE.values()))
+    yield (
+        "P is the prefill instance and D the decode instance.\n"
+        "The initiator of a transfer is D in pull and P in push.\n"
+        "The initiator of a handshake is D in pull; in push each side initiates one.\n"
+    )
+    yield "### What they say\n"
+    yield (
+        "".join(f"`{metric.name}`\n:   {metric.help}{_unit(metric)}\n\n" for metric in CATALOGUE.values()).rstrip()
+        + "\n"
+    )
+    yield "### Closed label sets\n"
+    yield table(("label", "on", "values"), _label_rows())
+    yield (
+        "An empty `error_type` is success; Prometheus treats it as no label at all.\n"
+        'So an error ratio is `error_type!=""` over everything, of one metric.\n'
+    )
+    yield "### Bucket edges\n"
+    yield table(("metric", "edges, seconds"), _bucket_rows())
+    yield "### vLLM's own metrics\n"
+    yield (
+        f"They stay as they are, under their names, with {codes(catalogue.ADDED_LABELS)} added as labels.\n"
+        "The labels are there with the setting `metrics` off too; with `enabled` off they are not.\n"
+    )
+    yield table(("metric", "type", "note"), ((f"`{name}`", kind, note) for name, kind, note in BUILT_IN))
+
+
+def _metric_row(metric: Metric) -> tuple[str, str, str, str]:
+    kind = "gauge" if metric.kind in {Kind.LEVEL, Kind.INFO} else metric.kind.value
+    return f"`{metric.name}`", kind, codes(metric.label_names), metric.observed_by
+
+
+def _unit(metric: Metric) -> str:
+    if metric.kind is Kind.INFO:
+        return " Always 1; the labels are the information."
+    unit = re.search(r"_(seconds|bytes)(?:_total)?$", metric.name)
+    return f" Unit: {unit[1]}." if unit else ""
+
+
+def _label_rows() -> Iterator[tuple[str, str, str]]:
+    users: dict[Label, list[str]] = {}
+    for metric in CATALOGUE.values():
+        for label in metric.labels:
+            if label.values:
+                users.setdefault(label, []).append(metric.name)
+    for label, names in users.items():
+        values = ", ".join(f"`{value}`" if value else "(empty)" for value in label.values)
+        yield f"`{label.name}`", codes(names), values
+
+
+def _bucket_rows() -> Iterator[tuple[str, str]]:
+    for metric in CATALOGUE.values():
+        if metric.buckets:
+            yield f"`{metric.name}`", ", ".join(f"{edge:g}" for edge in metric.buckets)
+
+
+def _spans() -> Iterator[str]:
+    yield "## Spans\n"
+    yield (
+        f"Instrumentation scope: `{SCOPE}`, with its version; schema {semconv.SCHEMA_URL}.\n"
+        "Each operation is a trace of its own.\n"
+        "Times come from one process's monotonic clock; the wall clock only places them on the calendar.\n"
+        "On failure the status is ERROR with the message of the exception, and `error.type` is set.\n"
+        "Prompt text and token ids are never recorded.\n"
+    )
+    yield table(("span", "kind", "covers"), ((f"`{name}`", doc.kind, doc.covers) for name, doc in SPANS.items()))
+    docs = attributes()
+    yield "### Attributes of every span and log line\n"
+    yield "Stages of a handshake do not repeat them.\n"
+    yield _attribute_table(COMMON_ATTRIBUTES, docs)
+    for name, doc in SPANS.items():
+        constants = [*doc.attributes, *doc.on_failure]
+        if doc.attributes:
+            yield f"### `{name}`\n"
+            if doc.events:
+                yield f"Events: {codes(doc.events)}.\n"
+            yield _attribute_table(constants, docs)
+    yield "### Events\n"
+    for event, event_attributes in SPAN_EVENTS.items():
+        yield f"`{event}`: another transfer mode was met than the connector's own.\n"
+        yield _attribute_table(event_attributes, docs)
+    yield "### Values\n"
+    sets: tuple[tuple[str, type[Enum]], ...] = (
+        (attribute("HANDSHAKE_PURPOSE"), Purpose),
+        (attribute("MODE_CONFLICT_SOURCE"), ConflictSource),
+        ("signal", Signal),
+    )
+    yield table(("of", "value", "meaning"), _value_rows(sets))
+    yield "In push a heartbeat may shake hands first: the decode side's handshake is then one for `transfer` too.\n"
+
+
+def _value_rows(sets: Iterable[tuple[str, type[Enum]]]) -> Iterator[tuple[str, str, str]]:
+    for name, values in sets:
+        docs = docstrings(values)
+        for member in values:
+            yield f"`{name}`", f"`{member.value}`", docs.get(member.name, "")
+
+
+def _attribute_table(constants: Sequence[str], docs: dict[str, str]) -> str:
+    def meaning(constant: str) -> str:
+        text = sentence(docs[constant]).replace("an `ErrorType`", "an [error type](#error-types)")
+        return re.sub(r"an? `(Purpose|ConflictSource)`", "one of the [values](#values)", text)
+
+    return table(("attribute", "type and meaning"), ((f"`{_shown(name)}`", meaning(name)) for name in constants))
+
+
+def _shown(constant: str) -> str:
+    name = attribute(constant)
+    return f"{name}<factor>" if name.endswith(".") else name
+
+
+def _errors() -> Iterator[str]:
+    yield "## Error types\n"
+    yield (
+        "One closed vocabulary for `error.type` on spans and log lines and `error_type` on metrics.\n"
+        "It is found from the stage in which an operation ended and the kind of exception, never from its text.\n"
+        "Each metric has the part of the vocabulary that can happen to it, see its closed label set.\n"
+    )
+    docs = docstrings(ErrorType)
+    yield table(("error type", "meaning"), ((f"`{error.value}`", docs[error.name]) for error in ErrorType))
+    yield f"Part of the vocabulary, and not reported in this version: {codes(e.value for e in UNUSED_ERRORS)}.\n"
+
+
+def _logs() -> Iterator[str]:
+    yield "## Log lines\n"
+    yield (
+        f"The logger is `{LOGGER_NAME}`, a child of vLLM's: vLLM's handlers and `VLLM_LOGGING_LEVEL` are in charge.\n"
+        "One line for each finished operation; the keys are the attribute names above.\n"
+        "A transfer that succeeds is logged at debug level, hence not shown at vLLM's default level.\n"
+        "Slow means longer than `slow_handshake_seconds` or `slow_transfer_seconds`, see "
+        "[Configuration](configuration.md).\n"
+    )
+    yield table(("event", "level", "when"), ((f"`{name}`", doc.level, doc.when) for name, doc in LOG_EVENTS.items()))
+    yield "Keys that are no attributes:\n"
+    yield table(("key", "meaning"), ((f"`{name}`", text) for name, text in LOG_KEYS))
+    yield (
+        "Besides these the suite warns in plain sentences, once for each cause: a failure of its own, an unsupported\n"
+        "vLLM, NIXL without telemetry, and `enforce_handshake_compat` set to `false`.\n"
+    )
+
+
+def _unmeasured() -> Iterator[str]:
+    yield "## What cannot be measured\n"
+    yield UNMEASURED
+
+
+# -------------------------------------------------------------------------------------------------------- Configuration
+
+_WIRINGS: Final = """\
+# Configuration
+
+The settings are optional: without any, everything is on.
+
+## Wiring
+
+Give one of the three to every vLLM instance whose connector is to be observed.
+Instrumented and stock instances pair in both directions.
+The other keys (`kv_role`, `kv_buffer_device`, ...) stay as they are.
+
+### 1. The stock name, with our module (recommended)
+
+```json
+{"kv_connector": "NixlPushConnector", "kv_connector_module_path": "nixl_telemetry.connectors", "kv_role": "kv_both"}
+```
+
+The module has `NixlConnector`, `NixlPullConnector` and `NixlPushConnector`.
+
+### 2. Our own name
+
+```json
+{"kv_connector": "InstrumentedNixlPushConnector", "kv_role": "kv_both"}
+```
+
+Also `InstrumentedNixlPullConnector` and `InstrumentedNixlConnector` (pull).
+When vLLM makes its config the name is rewritten to the stock name with our module, so that every place in vLLM that
+compares the name decides as for the stock connector.
+Something outside vLLM that reads the name, an orchestrator for example, sees what you wrote.
+
+### 3. No change of the config
+
+```sh
+export {auto}=1
+```
+
+The stock names then resolve to the instrumented classes.
+For deployments whose config cannot be touched.
+A config that has a `kv_connector_module_path` of its own is left alone.
+
+Ways 2 and 3 need vLLM's plugins: if `VLLM_PLUGINS` is set, it has to list `nixl_telemetry`.
+
+### In a MultiConnector
+
+All three work for its children too:
+
+```json
+{
+  "kv_connector": "MultiConnector",
+  "kv_role": "kv_both",
+  "kv_connector_extra_config": {
+    "connectors": [
+      {
+        "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "nixl_telemetry.connectors",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"telemetry": {"log_format": "json"}}
+      }
+    ]
+  }
+}
+```
+
+### On a vLLM that is not supported
+
+The connectors are vLLM's own then: serving goes on without telemetry, and one log line says so.
+
+## Settings
+
+A setting is a key of the object `{key}` in `kv_connector_extra_config`, or an environment variable.
+
+```json
+{
+  "kv_connector": "NixlPullConnector",
+  "kv_connector_module_path": "nixl_telemetry.connectors",
+  "kv_role": "kv_both",
+  "kv_connector_extra_config": {"{key}": {"log_format": "json", "slow_transfer_seconds": 0.5}}
+}
+```
+
+The config wins over the variable, and the variable over the default, for each setting on its own.
+"""
+
+_OTEL: Final = (
+    (
+        "`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_EXPORTER_OTLP_ENDPOINT`",
+        "where spans go; without either there is no exporter",
+    ),
+    (
+        "`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, `OTEL_EXPORTER_OTLP_PROTOCOL`",
+        "`grpc` (the default, as in vLLM); anything else is OTLP over HTTP with protobuf",
+    ),
+    (
+        "`OTEL_TRACES_EXPORTER`",
+        "`otlp` (default), `otlp_proto_grpc`, `otlp_proto_http`: by protocol; all else, `none` too: no exporter",
+    ),
+    ("`OTEL_SDK_DISABLED`", "`true`: no exporter"),
+)
+
+_AFTER_SETTINGS: Final = """\
+A boolean variable is `1`, `true`, `yes` or `on`, or the opposite of one of them.
+
+`{auto}` is a variable only; it is on for `1`, `true`, `yes` and `on`, and off for everything else.
+
+NIXL owns the prefix `NIXL_TELEMETRY_`, and vLLM warns about unknown `VLLM_` variables: hence `NIXLTEL_`.
+Variables that start with `NIXLTEL_TESTBED_` belong to the tests and are ignored.
+
+### Mistakes
+
+An unknown key, an unknown `NIXLTEL_` variable or a bad value stops the start of vLLM, before a model is loaded.
+The message names the setting, the value and what is valid.
+Two examples:
+
+```text
+{example_key}
+{example_value}
+```
+
+## Where spans go
+
+Spans are exported where somebody asked for it, and nowhere else.
+In this order:
+
+1. **The process has a tracer provider**: it is used.
+   vLLM sets one up in each of its processes when it is started with `--otlp-traces-endpoint`.
+   It also does so in the engine core and the workers when `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set.
+2. **An OTLP endpoint is configured**: the suite makes a provider of its own, which is not made global.
+   This is so with `OTEL_EXPORTER_OTLP_ENDPOINT` alone.
+3. **Neither**: no spans. Metrics and log lines do not depend on them.
+
+The provider is looked up when a process makes its first span.
+
+Read by the suite, where it makes the provider:
+
+{otel}
+
+The OpenTelemetry SDK reads the others itself: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`,
+`OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT`, and headers, certificates, compression and timeouts under `OTEL_EXPORTER_OTLP_*`.
+A gRPC endpoint without TLS starts with `http://`.
+The resource of the suite's own provider has `vllm.process_id`.
+
+For vLLM's provider, vLLM decides: it reads `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, and not
+`OTEL_EXPORTER_OTLP_PROTOCOL`.
+
+Metrics do not depend on sampling.
+A failing exporter is counted in `nixl_telemetry_errors_total{signal="traces"}`; serving does not wait for it.
+
+## Settings of vLLM and NIXL that matter here
+
+`enforce_handshake_compat` (in `kv_connector_extra_config`)
+:   `false` lets peers with another compatibility hash through.
+    They may exchange KV that does not fit.
+    The suite warns of it once and counts such peers in `nixl_handshake_bypassed_total`.
+
+`NIXL_TELEMETRY_ENABLE`
+:   With `n`, NIXL has no times and bytes of a transfer.
+    A stock connector then fails each finished transfer; the instrumented one serves.
+
+`VLLM_LOGGING_LEVEL`
+:   With `DEBUG`, transfers that succeed are logged too.
+"""
+
+
+def configuration() -> str:
+    """The page on settings."""
+    return "\n".join(
+        [
+            NOTE.format(source="nixl_telemetry/settings.py"),
+            _fill(_WIRINGS),
+            table(("key", "variable", "type", "default", "description"), _setting_rows()),
+            _fill(_AFTER_SETTINGS),
+        ]
+    )
+
+
+def _fill(text: str) -> str:
+    # Not str.format: the text is full of JSON.
+    values = {
+        "auto": AUTO_VARIABLE,
+        "key": CONFIG_KEY,
+        "example_key": mistake({"log_style": "json"}),
+        "example_value": mistake({"queue_size": 3}),
+        "otel": table(("variable", "effect"), _OTEL).rstrip(),
+    }
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def mistake(settings: dict[str, object]) -> str:
+    """The message for bad settings."""
+    try:
+        Settings.load({CONFIG_KEY: settings}, {})
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"these settings are fine: {settings}")
+
+
+def _setting_rows() -> Iterator[tuple[str, str, str, str, str]]:
+    for name, setting in Settings.model_fields.items():
+        default = str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
+        yield f"`{name}`", f"`{variable_of(name)}`", _type_of(setting), f"`{default}`", setting.description or ""
+
+
+def _type_of(setting: FieldInfo) -> str:
+    if typing.get_origin(setting.annotation) is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(setting.annotation))
+    names = {bool: "boolean", int: "integer", float: "number"}
+    limits = [
+        f"{words} {getattr(limit, field):,}"
+        for limit in setting.metadata
+        for field, words in (("gt", "above"), ("ge", "at least"), ("le", "at most"), ("lt", "below"))
+        if hasattr(limit, field)
+    ]
+    return ", ".join([names[typing.cast("type", setting.annotation)], *limits])
+
+
+# ----------------------------------------------------------------------------------------------------------------- Main
+
+PAGES: Final = {"signals.md": signals, "configuration.md": configuration}
+"""What makes each generated page."""
+
+
+def main() -> None:
+    """Write every page."""
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make(), encoding="utf-8")
+        print(f"generated: docs/{name}")
+
+
+if __name__ == "__main__":
+    main()
