@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Observability and compliance for vLLM's NIXL connectors.
+"""Observability for vLLM's NIXL connectors.
 
 Importing this package is cheap and pulls in neither vLLM nor OpenTelemetry; the connectors live in
 :mod:`nixl_telemetry.connectors`, which vLLM imports when its config names them.

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 CONFIG_KEY: Final = "telemetry"
 """Key of the settings inside ``kv_connector_extra_config``."""
@@ -74,9 +74,27 @@ class Settings(BaseModel):
         try:
             return cls.model_validate({name: value for name, (_, value) in given.items()})
         except ValidationError as error:
-            problem = error.errors()[0]
-            where, value = given[str(problem["loc"][0])]
-            raise SettingsError(f"nixl_telemetry: {where} is {value!r}: {problem['msg']}.") from None
+            raise _bad(*given[str(error.errors()[0]["loc"][0])], error) from None
+
+
+def is_auto(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the stock names shall resolve to the instrumented classes.
+
+    Raises:
+        SettingsError: If the variable has a value that is neither true nor false.
+    """
+    value = (os.environ if environ is None else environ).get(AUTO_VARIABLE, "")
+    try:
+        return TypeAdapter(bool).validate_python(value) if value else False
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise SettingsError(
+            f"nixl_telemetry: the environment variable {AUTO_VARIABLE} is {value!r}: {problem}."
+        ) from None
+
+
+def _bad(where: str, value: Any, error: ValidationError) -> SettingsError:
+    return SettingsError(f"nixl_telemetry: {where} is {value!r}: {error.errors()[0]['msg']}.")
 
 
 def variable_of(name: str) -> str:

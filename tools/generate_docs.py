@@ -148,6 +148,13 @@ SPAN_EVENTS: Final = {
 }
 """Attributes of each span event."""
 
+CONFLICT_CONTEXT: Final = {
+    ConflictSource.PARAMS: ("REQUEST_ID", "REMOTE_ENGINE_ID", "SERVER_ADDRESS", "SERVER_PORT"),
+    ConflictSource.OPERATION: ("TRANSFER_OPERATION",),
+    ConflictSource.CLASS: ("CODE_CLASS",),
+}
+"""What the log line of a mode conflict has besides the event's attributes, by where the other mode was met."""
+
 LOG_KEYS: Final = (
     ("event", "the event"),
     ("duration_s", "float, seconds; of the operation"),
@@ -414,12 +421,20 @@ def _logs() -> Iterator[str]:
         "[Configuration](configuration.md).\n"
     )
     yield table(("event", "level", "when"), ((f"`{name}`", doc.level, doc.when) for name, doc in LOG_EVENTS.items()))
+    yield f"`{EventName.MODE_CONFLICT}` has the attributes of the span event, and by its source:\n"
+    yield table(("source", "more keys"), _conflict_rows())
+    yield f"`{semconv.CODE_CLASS}` is on log lines only: {attributes()['CODE_CLASS']}\n"
     yield "Keys that are no attributes:\n"
     yield table(("key", "meaning"), ((f"`{name}`", text) for name, text in LOG_KEYS))
     yield (
         "Besides these the suite warns in plain sentences, once for each cause: a failure of its own, an unsupported\n"
         "vLLM, NIXL without telemetry, and `enforce_handshake_compat` set to `false`.\n"
     )
+
+
+def _conflict_rows() -> Iterator[tuple[str, str]]:
+    for source, constants in CONFLICT_CONTEXT.items():
+        yield f"`{source}`", codes(map(attribute, constants))
 
 
 def _unmeasured() -> Iterator[str]:

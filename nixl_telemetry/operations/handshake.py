@@ -9,6 +9,7 @@ from typing import Final
 
 from opentelemetry.trace import SpanKind
 
+from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.peer import Peer, is_listening
 from nixl_telemetry.signals import semconv
@@ -24,6 +25,8 @@ from nixl_telemetry.signals.semconv import ErrorType, EventName, Purpose, SpanNa
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 _PROBE_SECONDS: Final = 0.25
+_HASH_LIMIT: Final = 128
+"""Characters that are kept of a peer's hash; a SHA-256 has 64."""
 
 
 @dataclass
@@ -88,7 +91,7 @@ class Handshake:
     @guarded
     def received(self, remote_hash: str) -> None:
         """A rank's payload was decoded: from now on it is compared."""
-        self.remote_hash = remote_hash
+        self.remote_hash = remote_hash[:_HASH_LIMIT]
         self._enter(SpanName.HANDSHAKE_COMPAT)
 
     @guarded
@@ -113,7 +116,7 @@ class Handshake:
                 self.stages.pop()
         else:
             self.error = self._classify(failure)
-            self.message = str(failure.error) or type(failure.error).__name__
+            self.message = text_of(failure.error)
         duration = (self.end_ns - self.start_ns) / 1e9
         self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=duration)
         if self.error is ErrorType.COMPAT_MISMATCH:
@@ -181,10 +184,13 @@ class Handshake:
             # ZeroMQ connects in the background and reports a dead port as silence too.
             listening = is_listening(self.peer.host, self.peer.port, _PROBE_SECONDS)
             return ErrorType.TIMEOUT if listening else ErrorType.UNREACHABLE
-        if stage is SpanName.HANDSHAKE_METADATA:
-            return ErrorType.PAYLOAD_DECODE
         if failure.from_agent:
             return ErrorType.AGENT_ERROR
+        if stage is SpanName.HANDSHAKE_METADATA:
+            # Too few frames fail an assertion of vLLM's, a clock that is no number its arithmetic.
+            if failure.undecodable or isinstance(failure.error, AssertionError | TypeError):
+                return ErrorType.PAYLOAD_DECODE
+            return ErrorType.LAYOUT_MISMATCH if failure.unsupported else ErrorType.OTHER
         if stage is SpanName.HANDSHAKE_REGISTER or failure.unsupported:
             return ErrorType.LAYOUT_MISMATCH
         if self.enforced and self.hash_differs:

@@ -5,7 +5,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
 
@@ -16,6 +16,11 @@ from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import AttributeValue, Description, LogLine, Span
 from nixl_telemetry.signals.semconv import EventName, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry
+
+_ENFORCEMENT_OFF: Final = {
+    "message": "enforce_handshake_compat is false: peers with another compatibility hash are let through and may "
+    "exchange KV that does not fit; nixl_handshake_bypassed_total counts them"
+}
 
 
 def announce(
@@ -59,8 +64,4 @@ def announce(
 
     telemetry.emit(describe)
     if not enforced:
-        telemetry.warn_once(
-            EventName.ENFORCEMENT_OFF,
-            "enforce_handshake_compat is false: peers with another compatibility hash are let through and may exchange "
-            "KV that does not fit; nixl_handshake_bypassed_total counts them",
-        )
+        telemetry.emit(lambda: Description(log=LogLine(EventName.ENFORCEMENT_OFF, logging.WARNING, _ENFORCEMENT_OFF)))

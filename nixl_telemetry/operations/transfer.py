@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from opentelemetry.trace import SpanKind
 
+from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals import semconv
@@ -53,6 +54,7 @@ class Request:
     remote_rank: int
     local_blocks: BlockGroups = ()
     remote_blocks: BlockGroups = ()
+    has_transfer: bool = False
 
 
 class Current(threading.local):
@@ -89,6 +91,8 @@ class Transfer:
     descriptors: int
     request: Request | None
     conflict: ModeConflict | None
+    is_first: bool = True
+    """Whether it is the first that moves these blocks."""
     start_ns: int = field(default_factory=now_ns)
     last_poll_ns: int = 0
     end_ns: int = 0
@@ -121,7 +125,9 @@ class Transfer:
         record(TRANSFER_DURATION, direction, error or "", value=self.duration_s)
         if error is None:
             record(TRANSFER_OBSERVATION_DELAY, direction, value=self.observation_delay_s)
-            record(TRANSFER_BLOCKS, direction, value=self.blocks)
+            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
+            if self.is_first:
+                record(TRANSFER_BLOCKS, direction, value=self.blocks)
             record(TRANSFER_DESCRIPTORS, direction, value=self.descriptor_count)
             if self.measured is not None:
                 record(TRANSFER_BYTES, direction, value=self.measured.size_bytes)
@@ -135,7 +141,8 @@ class Transfer:
     @property
     def observation_delay_s(self) -> float:
         """Gap between the last poll that saw the transfer in progress (or the post) and its end. Seconds."""
-        return (self.end_ns - (self.last_poll_ns or self.start_ns)) / 1e9
+        # Our clock starts before NIXL's: a delay cannot be longer than the whole.
+        return min((self.end_ns - (self.last_poll_ns or self.start_ns)) / 1e9, self.duration_s)
 
     @property
     def descriptor_count(self) -> int:
@@ -210,7 +217,12 @@ class TransferTable:
             MODE_OF_OPERATION.get(operation, operation),
             {semconv.TRANSFER_OPERATION: operation},
         )
-        return Transfer(self.telemetry, operation, len(descriptors), self.current.request, conflict)
+        request = self.current.request
+        transfer = Transfer(self.telemetry, operation, len(descriptors), request, conflict)
+        if request is not None:
+            transfer.is_first = not request.has_transfer
+            request.has_transfer = True
+        return transfer
 
     @guarded
     def prepared(self, transfer: Transfer | None, handle: object) -> None:
@@ -226,7 +238,7 @@ class TransferTable:
     def setup_failed(self, transfer: Transfer | None, error: BaseException) -> None:
         """NIXL would not prepare it."""
         if transfer is not None:
-            transfer.finish(ErrorType.TRANSFER_SETUP, _text(error))
+            transfer.finish(ErrorType.TRANSFER_SETUP, text_of(error))
 
     @guarded
     def posting(self, handle: object) -> None:
@@ -240,7 +252,7 @@ class TransferTable:
     @guarded
     def posting_failed(self, handle: object, error: BaseException) -> None:
         """NIXL would not start it."""
-        self._finish(handle, ErrorType.TRANSFER_SETUP, _text(error))
+        self._finish(handle, ErrorType.TRANSFER_SETUP, text_of(error))
 
     @guarded
     def polled(self, handle: object, state: str) -> None:
@@ -255,7 +267,7 @@ class TransferTable:
     @guarded
     def poll_failed(self, handle: object, error: BaseException) -> None:
         """Asking for its state raised: vLLM takes that as a failed transfer."""
-        self._finish(handle, ErrorType.TRANSFER_FAILED, _text(error))
+        self._finish(handle, ErrorType.TRANSFER_FAILED, text_of(error))
 
     @guarded
     def done(self, handle: object, result: NixlResult) -> None:
@@ -298,7 +310,3 @@ class TransferTable:
 def _key(handle: object) -> int:
     # By identity, without keeping the handle alive: its finaliser releases NIXL's memory. Older NIXL has plain ints.
     return handle if type(handle) is int else id(handle)
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -62,11 +62,12 @@ class _ConnectorHooks(_Stock):
         )
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)
-            instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
             observer = WorkerObserver(telemetry, self.connector_worker, transfers)
-            instrument(self.connector_worker, self._worker_hooks, observer)
+            # First what accepts a missing measurement, then what may answer with one.
             self.connector_worker.xfer_stats = TelemetryStats()
             base_worker.NixlHandshakePayload = worker._Payload
+            instrument(self.connector_worker, self._worker_hooks, observer)
+            instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
         else:
             self._scheduler_observer = SchedulerObserver(telemetry, side)
             instrument(side, SchedulerHooks, self._scheduler_observer)

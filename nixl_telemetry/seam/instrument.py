@@ -18,15 +18,16 @@ def instrument(target: Any, hooks: type, observer: object) -> None:
     there. The finished object changes its class instead: construction stays vLLM's, ``isinstance`` holds, and what
     is not hooked costs nothing.
 
-    Where the class lacks a hooked method, the hook is simply never called; that is told once.
-
-    Raises:
-        TypeError: If the object's class cannot be replaced, for example because it is not a Python class.
+    Where the class lacks a hooked method, the hook is simply never called. Where the class cannot be replaced, because
+    it is no plain Python class, nothing is observed. Either is told once.
     """
-    setattr(target, OBSERVER, observer)
     stock = type(target)
     made = _made.get((hooks, stock)) or _made.setdefault((hooks, stock), _derive(hooks, stock))
-    target.__class__ = made
+    try:
+        setattr(target, OBSERVER, observer)
+        target.__class__ = made
+    except (AttributeError, TypeError) as error:
+        logger().warning("%s cannot be observed, it runs as it is: %r", stock.__qualname__, error)
 
 
 _made: dict[tuple[type, type], type] = {}

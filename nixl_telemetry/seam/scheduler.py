@@ -5,13 +5,14 @@
 The connector's public scheduler methods forward to these two, so nothing private is touched but the object itself.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from nixl_telemetry.operations.mode import ModeCheck
 from nixl_telemetry.seam.carrier import StepNotes
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
-from nixl_telemetry.signals.semconv import ConflictSource
+from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
+from nixl_telemetry.signals.semconv import ConflictSource, Signal
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 else:
     _Stock = object
 
-_NOTES_LIMIT = 1024
+_NOTES_LIMIT: Final = 1024
+_TEXT_LIMIT: Final = 256
+"""Characters that are kept of what a request says: its parameters come from a client."""
 
 
 class SchedulerObserver:
@@ -36,9 +39,8 @@ class SchedulerObserver:
         self._notes = StepNotes()
         self.stepped = False
         """Whether a step was built since the start."""
-        self._mode.compare(
-            ConflictSource.CLASS, scheduler._TRANSFER_MODE, {semconv.CODE_CLASS: type(scheduler).__name__}
-        )
+        declared = getattr(scheduler, "_TRANSFER_MODE", telemetry.mode)
+        self._mode.compare(ConflictSource.CLASS, declared, {semconv.CODE_CLASS: type(scheduler).__name__})
 
     @guarded
     def request_arrived(self, request: Any) -> None:
@@ -46,19 +48,24 @@ class SchedulerObserver:
         params = request.kv_transfer_params
         if not isinstance(params, dict) or not params.get("do_remote_prefill") or "transfer_mode" not in params:
             return
-        engine_id = str(params.get("remote_engine_id", ""))
+        engine_id = str(params.get("remote_engine_id", ""))[:_TEXT_LIMIT]
+        port = params.get("remote_port", 0)
         conflict = self._mode.compare(
             ConflictSource.PARAMS,
-            str(params["transfer_mode"])[:32],
+            str(params["transfer_mode"])[:_TEXT_LIMIT],
             {
                 semconv.REQUEST_ID: request.request_id,
                 semconv.REMOTE_ENGINE_ID: engine_id,
-                semconv.SERVER_ADDRESS: str(params.get("remote_host", "")),
-                semconv.SERVER_PORT: str(params.get("remote_port", "")),
+                semconv.SERVER_ADDRESS: str(params.get("remote_host", ""))[:_TEXT_LIMIT],
+                semconv.SERVER_PORT: port if isinstance(port, int) else str(port)[:_TEXT_LIMIT],
             },
         )
-        if conflict is not None and len(self._notes.conflicts) < _NOTES_LIMIT:
+        if conflict is None:
+            return
+        if len(self._notes.conflicts) < _NOTES_LIMIT:
             self._notes.conflicts[engine_id] = conflict
+        else:
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
     @guarded
     def step_built(self, metadata: Any) -> None:

@@ -9,12 +9,11 @@ name, in ``MultiConnector`` too.
 """
 
 import functools
-import os
 from collections.abc import MutableMapping
 from typing import Any, Final, Protocol
 
 from nixl_telemetry.seam.versions import unsupported, vllm_version
-from nixl_telemetry.settings import AUTO_VARIABLE, Settings, SettingsError
+from nixl_telemetry.settings import Settings, SettingsError, is_auto
 from nixl_telemetry.signals.logs import logger
 
 MODULE: Final = "nixl_telemetry.connectors"
@@ -80,14 +79,10 @@ def _resolve_fields(config: MutableMapping[str, Any]) -> None:
     if name in STOCK_NAMES:
         config["kv_connector"] = STOCK_NAMES[name]
         config["kv_connector_module_path"] = MODULE
-    elif _is_auto() and name in STOCK_NAMES.values() and not config.get("kv_connector_module_path"):
+    elif name in STOCK_NAMES.values() and is_auto() and not config.get("kv_connector_module_path"):
         config["kv_connector_module_path"] = MODULE
     if config.get("kv_connector_module_path") == MODULE and not unsupported(vllm_version()):
         Settings.load(config.get("kv_connector_extra_config"))
-
-
-def _is_auto() -> bool:
-    return os.environ.get(AUTO_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
 
 def stock_connector(name: str) -> Any:

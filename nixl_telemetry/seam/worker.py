@@ -175,7 +175,9 @@ class WorkerObserver:
             factors=next((seen for seen in factors if digest(seen) == compat_hash), None),
             start_ns=start_ns,
             conflict=self._mode.compare(
-                ConflictSource.CLASS, worker._TRANSFER_MODE, {semconv.CODE_CLASS: type(worker).__name__}
+                ConflictSource.CLASS,
+                getattr(worker, "_TRANSFER_MODE", self.telemetry.mode),
+                {semconv.CODE_CLASS: type(worker).__name__},
             ),
         )
 
@@ -273,8 +275,11 @@ def _seeing_factors() -> Iterator[list[dict[str, Any]]]:
 
     ``compute_nixl_compatibility_hash`` keeps the factors to itself, but looks ``hash_factors`` up when it is called.
     """
-    stock = config_utils.hash_factors
     seen: list[dict[str, Any]] = []
+    stock = getattr(config_utils, "hash_factors", None)
+    if stock is None:
+        yield seen
+        return
 
     def hash_factors(items: dict[str, Any]) -> str:
         seen.append(items)

@@ -153,7 +153,7 @@ TRANSFER_OBSERVATION_DELAY: Final = Metric(
     "nixl_transfer_observation_delay_seconds",
     Kind.HISTOGRAM,
     "Time between the last poll that saw a transfer in progress (or its post) and the poll that saw it done: by so "
-    "much the duration may be too long.",
+    "much at most the duration may be too long.",
     "initiator",
     (_DIRECTION,),
     _TRANSFER_BUCKETS,
@@ -168,7 +168,8 @@ TRANSFER_BYTES: Final = Metric(
 TRANSFER_BLOCKS: Final = Metric(
     "nixl_transfer_blocks_total",
     Kind.COUNTER,
-    "KV cache blocks moved by finished transfers, over all KV cache groups; each rank counts its own.",
+    "KV cache blocks (kernel blocks, as NIXL addresses them) moved by finished transfers, over all KV cache groups; "
+    "each rank counts its own.",
     "initiator",
     (_DIRECTION,),
 )

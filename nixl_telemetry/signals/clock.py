@@ -8,6 +8,9 @@ now_ns = time.perf_counter_ns
 """Monotonic nanoseconds of this process; never compared with another process's."""
 
 
-def unix_ns(monotonic_ns: int) -> int:
-    """The wall-clock time, in Unix nanoseconds, of a recent moment of :func:`now_ns`."""
-    return time.time_ns() - (now_ns() - monotonic_ns)
+def unix_offset_ns() -> int:
+    """What to add to a recent moment of :func:`now_ns` to get Unix nanoseconds.
+
+    Taken once for a tree of spans, so that a step of the wall clock moves it as a whole and changes no duration.
+    """
+    return time.time_ns() - now_ns()

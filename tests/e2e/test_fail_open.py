@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Whatever fails in the telemetry, all requests are served, tokens unchanged, and the health metrics say what failed."""
+"""Whatever fails in the telemetry: requests are served, tokens unchanged, and the health metrics say what failed."""
 
 import time
 from collections.abc import Iterator

@@ -56,6 +56,7 @@ def test_every_name_is_documented() -> None:
 
     assert set(generate_docs.SPANS) == set(SpanName)
     assert set(generate_docs.LOG_EVENTS) == log_events
+    assert set(generate_docs.CONFLICT_CONTEXT) == set(ConflictSource)
     names = [*CATALOGUE, *SpanName, *log_events, *ErrorType, *map(generate_docs.attribute, generate_docs.attributes())]
     assert [name for name in names if f"`{name}" not in signals] == []
     assert [

@@ -189,3 +189,23 @@ def test_a_slow_handshake_is_a_warning(observed: Observed, start: Start) -> None
     observed.messages()
     (record,) = observed.lines
     assert record.levelname == "WARNING"
+
+
+def test_what_a_peer_sent_is_kept_short(observed: Observed, start: Start) -> None:
+    """A peer may send megabytes, and vLLM's exception quotes them."""
+    handshake = start()
+    handshake.received("b" * 5_000_000)
+    handshake.finish(Failure(RuntimeError("mismatch " + "b" * 5_000_000)))
+
+    span = observed.span("nixl.handshake")
+    assert len(str((span.attributes or {})["nixl.remote.compat.hash"])) == 128
+    assert len(str(span.status.description)) < 1100
+    assert all(len(message) < 4000 for message in observed.messages())
+
+
+def test_a_failure_before_the_query(observed: Observed, start: Start) -> None:
+    """vLLM refuses the peer's topology, or the device, before it asks: no payload is to blame."""
+    start().finish(Failure(NotImplementedError("TP"), unsupported=True))
+    start().finish(Failure(RuntimeError("no CUDA context")))
+
+    assert [key[1] for key in observed.updates() if key[0] == DURATION] == ["layout_mismatch", "_OTHER"]

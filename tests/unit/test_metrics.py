@@ -95,3 +95,13 @@ def test_merging_batches_equals_recording_all(batches: list[list[tuple[str, int]
 def test_series_keys_round_trip(labels: tuple[str, ...]) -> None:
     """A key gives its label values back."""
     assert label_values(series_key(labels)) == labels
+
+
+def test_a_level_is_never_dropped() -> None:
+    """A gauge that lost a change would be wrong until the process ends."""
+    recorder = Recorder(1)
+    recorder.add(TRANSFER_BYTES, ("read",), 1)
+    recorder.add(TRANSFERS_IN_FLIGHT, ("read",), 1)
+    recorder.add(TRANSFERS_IN_FLIGHT, ("read",), -1)
+
+    assert recorder.drain() == {"nixl_transfer_bytes_total": {"read": 1}, "nixl_transfers_in_flight": {"read": 0}}

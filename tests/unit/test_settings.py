@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nixl_telemetry.settings import Settings, SettingsError
+from nixl_telemetry.settings import Settings, SettingsError, is_auto
 
 
 def test_defaults() -> None:
@@ -59,3 +59,13 @@ def test_mistakes_are_named(config: dict[str, Any], environ: dict[str, str], exp
         Settings.load(config, environ)
 
     assert [part for part in expected if part not in str(caught.value)] == []
+
+
+def test_automatic_wiring() -> None:
+    """A variable only; a value that is neither true nor false is a mistake."""
+    assert [is_auto({"NIXLTEL_AUTO": value}) for value in ("1", "true", "on", "0", "no", "")] == [True] * 3 + [
+        False
+    ] * 3
+    assert not is_auto({})
+    with pytest.raises(SettingsError, match="NIXLTEL_AUTO is 'please'"):
+        is_auto({"NIXLTEL_AUTO": "please"})

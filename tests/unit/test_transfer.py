@@ -237,3 +237,16 @@ def test_another_operation_than_the_mode_s_is_a_conflict(observed: Observed, tab
     assert [[event.name for event in span.events] for span in spans] == [["nixl.mode_conflict"]] * 2
     warnings = [record for record in observed.lines if record.levelname == "WARNING"]
     assert ["nixl.mode_conflict.found=push" in record.getMessage() for record in warnings] == [True]
+
+
+def test_blocks_that_two_transfers_move_together_count_once(
+    observed: Observed, table: TransferTable, post: Post
+) -> None:
+    """Where a request's memory is of two kinds, vLLM posts one transfer for each."""
+    for handle in (object(), object()):
+        post(handle)
+        table.done(handle, NIXL_RESULT)
+
+    updates = observed.updates()
+    assert updates["nixl_transfer_blocks_total", "read"] == 3
+    assert len(updates[DURATION, "read", ""]) == 2

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from nixl_telemetry.cli.demo.evidence import ModeEvidence, RejectionEvidence
 from nixl_telemetry.signals import semconv
-from nixl_telemetry.signals.catalogue import COMMON_LABELS, HANDSHAKE_REJECTIONS
+from nixl_telemetry.signals.catalogue import COMMON_LABELS, CONNECTOR_INFO, HANDSHAKE_REJECTIONS, MODE_CONFLICTS
 from nixl_telemetry.signals.semconv import SpanName
 from nixl_telemetry.testbed import Completion, MetricsSnapshot, ReceivedSpan
 
@@ -31,9 +31,11 @@ _ADVICE: Final = (
     "Give both sides the same kv_connector (here the decode instance has NixlPushConnector, the prefill instance "
     "NixlPullConnector) and restart the one that is wrong; a retry cannot help."
 )
+_HIDDEN_LABELS: Final = {*COMMON_LABELS, "vllm_version", "nixl_version", "handshake_enforced"}
+"""Labels that are the same on every sample of the demo."""
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode"}
 _HASH_LETTERS: Final = 12
-_NAME_WIDTH: Final = 28
+_NAME_WIDTH: Final = 32
 _INDENT: Final = 4
 _LOG_LETTERS: Final = 400
 _MILLISECOND: Final = 1e-3
@@ -52,16 +54,20 @@ def request_line(tokens: int, answer: Completion) -> Text:
 
 def mode_report(seen: ModeEvidence) -> RenderableType:
     """Spans, metrics and the hash of one mode."""
-    same = {sample.labels["compat_hash"] for _, sample in _samples(seen.metrics, "nixl_connector_info")}
-    equal = same == {seen.stock_hash}
+    info = [sample.labels for snapshot in seen.metrics.values() for sample in snapshot.select(CONNECTOR_INFO.name)]
+
+    def told(label: str) -> str:
+        return ", ".join(sorted({labels[label] for labels in info})) or "?"
+
+    equal = told("compat_hash") == seen.stock_hash
     verdict = Text("the same as a stock instance's", "green") if equal else Text("NOT a stock instance's", "bold red")
-    version = {sample.labels["connector_version"] for _, sample in _samples(seen.metrics, "nixl_connector_info")}
-    labels = f'transfer_mode="{seen.mode}", connector_version="{", ".join(sorted(version))}"'
+    labels = f'transfer_mode="{seen.mode}" and connector_version="{told("connector_version")}"'
     return Group(
-        _heading("Compatibility hash ", f"{_short(', '.join(sorted(same)))} on prefill and decode, ", verdict),
+        _heading("Versions ", f"vLLM {told('vllm_version')}, NIXL {told('nixl_version')}"),
+        _heading("Compatibility hash ", f"{_short(told('compat_hash'))} on prefill and decode, ", verdict),
         _heading("Spans"),
         _indented(span_tree(seen.spans)),
-        _heading("Metrics ", f"that are not 0, each with {labels}"),
+        _heading("Metrics ", f"that are not 0, each one labelled {labels}"),
         _indented(metrics_table(seen.metrics)),
     )
 
@@ -73,6 +79,10 @@ def rejection_report(seen: RejectionEvidence) -> RenderableType:
         seen.conflict.get(name, "?") for name in (semconv.MODE_CONFLICT_EXPECTED, semconv.MODE_CONFLICT_FOUND)
     )
     error = seen.handshake.attributes.get(semconv.ERROR_TYPE, "?") if seen.handshake else "?"
+    happened = (
+        f"The {local} decode instance refused its {remote} peer ({error}) before any data moved; "
+        f"handshakes rejected: {number(total)}."
+    )
     return Group(
         _heading("Client ", f"HTTP {seen.http_status}  {seen.body[:_LOG_LETTERS]}"),
         _heading("Spans"),
@@ -80,20 +90,9 @@ def rejection_report(seen: RejectionEvidence) -> RenderableType:
         _heading("Log of the decode instance"),
         _indented(Text(_from_event(seen.log_line)[:_LOG_LETTERS], "yellow")),
         _heading("Metrics of the decode instance"),
-        _indented(
-            metrics_table({"decode": seen.metrics}, only=(HANDSHAKE_REJECTIONS.name, "nixl_mode_conflicts_total"))
-        ),
+        _indented(metrics_table({"decode": seen.metrics}, only=(HANDSHAKE_REJECTIONS.name, MODE_CONFLICTS.name))),
         "",
-        Panel(
-            Text.assemble(
-                ("What happened  ", "bold"),
-                f"the decode instance runs {local}, its peer {remote}: {error}, {number(total)} handshake"
-                f"{'' if total == 1 else 's'} rejected, no data moved.\n",
-                ("What to do     ", "bold"),
-                _ADVICE,
-            ),
-            border_style="yellow",
-        ),
+        Panel(_words({"What happened": happened, "What to do": _ADVICE}), border_style="yellow"),
     )
 
 
@@ -144,9 +143,9 @@ def _span_line(span: ReceivedSpan, depth: int) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{span.name:<{_NAME_WIDTH - _INDENT * depth}}", "red" if failed else "cyan" if depth == 1 else "")
     line.append(f"{duration(seconds):>8}  ")
-    line.append(_details(span))
     if failed:
-        line.append(f"  error.type={span.attributes.get(semconv.ERROR_TYPE, '?')}", "bold red")
+        line.append(f"error.type={span.attributes.get(semconv.ERROR_TYPE, '?')}  ", "bold red")
+    line.append(_details(span))
     return line
 
 
@@ -158,15 +157,15 @@ def _details(span: ReceivedSpan) -> Text:
             return Text(f"{_short(str(attributes.get(semconv.COMPAT_HASH)))} of {factors} factors", "dim")
         case SpanName.HANDSHAKE:
             peer = f"{attributes.get(semconv.SERVER_ADDRESS)}:{attributes.get(semconv.SERVER_PORT)}"
-            return Text(f"with {peer} to {attributes.get(semconv.HANDSHAKE_PURPOSE)}", "dim")
+            return Text(f"{peer} ({attributes.get(semconv.HANDSHAKE_PURPOSE)})", "dim")
         case SpanName.TRANSFER:
             operation = str(attributes.get(semconv.TRANSFER_OPERATION))
             blocks = f"{attributes.get(semconv.TRANSFER_BLOCKS)} blocks"
             moved = attributes.get(semconv.TRANSFER_BYTES)
-            # The end lies in this gap: NIXL is only asked once per engine step.
+            # The end lies in this gap: vLLM asks NIXL only once per engine step.
             gap = duration(attributes.get(semconv.TRANSFER_OBSERVATION_DELAY, 0.0))
             size = "? bytes" if moved is None else size_of(moved)
-            return Text.assemble((operation, "bold"), f"  {blocks:>10}  {size:>8}", (f"  polled after {gap}", "dim"))
+            return Text.assemble((operation, "bold"), f"  {blocks:>10}  {size:>9}", (f"  poll gap {gap}", "dim"))
     return Text()
 
 
@@ -210,17 +209,13 @@ def _values(snapshot: MetricsSnapshot) -> Iterable[tuple[str, str, str]]:
         if name.endswith("_count"):
             name = name.removesuffix("_count")
             mean = sums[f"{name}_sum", *sample.labels.items()] / sample.value
-            value = f"{number(sample.value)} of {_with_unit(name, mean)}"
+            value = f"{number(sample.value)}, mean {_with_unit(name, mean)}"
         labels = " ".join(
             f"{key}={_short(label) if key == 'compat_hash' else label}"
             for key, label in sample.labels.items()
-            if key not in COMMON_LABELS and label
+            if key not in _HIDDEN_LABELS and label
         )
         yield f"{name} {labels}", name, value
-
-
-def _samples(metrics: Mapping[str, MetricsSnapshot], name: str) -> Iterable[tuple[str, Any]]:
-    return ((role, sample) for role, snapshot in metrics.items() for sample in snapshot.select(name))
 
 
 # --------------------------------------------------------------------------------------------------------------- Words
@@ -237,7 +232,7 @@ def size_of(count: float) -> str:
     """Bytes, or greater units."""
     for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= factor:
-            return f"{count / factor:.4g} {unit}"
+            return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
 
 
@@ -266,5 +261,12 @@ def _heading(title: str, *rest: str | Text) -> RenderableType:
     return Group("", Text.assemble("  ", (title, "bold"), *rest))
 
 
+def _words(paragraphs: Mapping[str, str]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    for title, text in paragraphs.items():
+        grid.add_row(Text(title, "bold"), text)
+    return grid
+
+
 def _indented(content: RenderableType) -> RenderableType:
-    return Padding(content, (0, 0, 0, 4))
+    return Padding(content, (0, 0, 0, 4), expand=False)
