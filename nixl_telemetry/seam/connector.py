@@ -40,11 +40,11 @@ class _ConnectorHooks(_Stock):
         super().__init__(vllm_config, role, kv_cache_config)
         if settings.enabled:
             try:
-                self._attach(settings)
+                self._attach(settings, getattr(vllm_config, "observability_config", None))
             except Exception as error:
                 logger().warning("%s runs without telemetry: %r", type(self).__name__, error)
 
-    def _attach(self, settings: Settings) -> None:
+    def _attach(self, settings: Settings, observability: Any) -> None:
         """Put the hooks in front of what vLLM built."""
         side = self.connector_worker if self.connector_worker is not None else self.connector_scheduler
         telemetry = Telemetry(
@@ -59,6 +59,7 @@ class _ConnectorHooks(_Stock):
                 semconv.KV_ROLE: str(self.kv_transfer_config.kv_role),
                 **({semconv.RANK: side.tp_rank} if hasattr(side, "tp_rank") else {}),
             },
+            getattr(observability, "otlp_traces_endpoint", None),
         )
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)

@@ -46,6 +46,9 @@ class SchedulerObserver:
     def request_arrived(self, request: Any) -> None:
         """A request came in. A decode request of the other mode is named here, before its handshake fails."""
         params = request.kv_transfer_params
+        # When a load has failed, vLLM adds a request that it aborts at once, so that P's blocks are freed.
+        if getattr(request, "abort_immediately", False):
+            return
         if not isinstance(params, dict) or not params.get("do_remote_prefill") or "transfer_mode" not in params:
             return
         engine_id = str(params.get("remote_engine_id", ""))[:_TEXT_LIMIT]

@@ -7,12 +7,19 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Final
 
 from nixl_telemetry.signals.description import Describe
+
+IDLE_SECONDS: Final = 0.2
+"""So long after the last operation its span is exported."""
 
 
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
+
+    When nothing came for :data:`IDLE_SECONDS`, it says so once: vLLM kills its workers a few hundred milliseconds after
+    it was told to end, too early for an export at exit.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -20,10 +27,18 @@ class ExportThread:
         consume: Called with each submitted callable. It must not raise.
         limit: How many may wait.
         on_drop: Called for each one that was dropped because the queue was full.
+        on_idle: Called on the thread when it has become idle. It must not raise.
     """
 
-    def __init__(self, consume: Callable[[Describe], None], limit: int, on_drop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        consume: Callable[[Describe], None],
+        limit: int,
+        on_drop: Callable[[], None],
+        on_idle: Callable[[], None],
+    ) -> None:
         self._consume = consume
+        self._on_idle = on_idle
         self._limit = limit
         self._on_drop = on_drop
         self.reset()
@@ -60,8 +75,15 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
+        timeout = None
         while True:
-            item = self._queue.get()
+            try:
+                item = self._queue.get(timeout=timeout)
+            except queue.Empty:
+                self._on_idle()
+                timeout = None
+                continue
+            timeout = IDLE_SECONDS
             if isinstance(item, threading.Event):
                 item.set()
             else:

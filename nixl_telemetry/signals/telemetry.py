@@ -19,6 +19,7 @@ from nixl_telemetry.signals.semconv import Signal, TransferMode
 from nixl_telemetry.signals.traces import SpanWriter
 
 _REPORTED_LIMIT: Final = 100
+_OPENTELEMETRY: Final = logging.getLogger("opentelemetry")
 
 
 class Telemetry:
@@ -30,20 +31,23 @@ class Telemetry:
         settings: The user's settings.
         mode: The connector's transfer mode.
         attributes: Attributes of every span and log line.
+        otlp_endpoint: vLLM's ``--otlp-traces-endpoint``.
     """
 
-    def __init__(self, settings: Settings, mode: TransferMode, attributes: Attributes) -> None:
+    def __init__(
+        self, settings: Settings, mode: TransferMode, attributes: Attributes, otlp_endpoint: str | None = None
+    ) -> None:
         self.settings: Final = settings
         self.mode: Final = mode
         self._recorder = Recorder(settings.queue_size)
-        self._spans = SpanWriter(attributes) if settings.traces else None
+        self._spans = SpanWriter(attributes, otlp_endpoint) if settings.traces else None
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
-        self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
+        self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self._idle)
         self._reported: set[str] = set()
         self._exporter_errors = _ExporterErrors(
             functools.partial(self._recorder.add, TELEMETRY_ERRORS, (Signal.TRACES,))
         )
-        logging.getLogger("opentelemetry").addHandler(self._exporter_errors)
+        _OPENTELEMETRY.addHandler(self._exporter_errors)
         # Registered after vLLM's own handler, hence run before it shuts its provider down.
         atexit.register(self.close)
 
@@ -78,13 +82,20 @@ class Telemetry:
         closing = threading.Thread(target=self._finish, name="nixl-telemetry-close", daemon=True)
         closing.start()
         closing.join(self.settings.shutdown_timeout_seconds)
-        logging.getLogger("opentelemetry").removeHandler(self._exporter_errors)
+        _OPENTELEMETRY.removeHandler(self._exporter_errors)
 
     def _finish(self) -> None:
         self._export.drain(self.settings.shutdown_timeout_seconds)
         if self._spans is not None:
-            self._spans.flush(self.settings.shutdown_timeout_seconds)
+            self._spans.flush()
             self._spans.close()
+
+    def _idle(self) -> None:
+        if self._spans is not None:
+            try:
+                self._spans.flush_if_quick()
+            except Exception as error:
+                self.failed("exporting spans", error, Signal.TRACES)
 
     def _dropped(self) -> None:
         self._recorder.add(TELEMETRY_DROPPED, (Signal.TRACES,))
@@ -119,9 +130,14 @@ class _ExporterErrors(logging.Handler):
         super().__init__(logging.WARNING)
         self._count = count
 
-    def emit(self, record: logging.LogRecord) -> None:  # noqa: ARG002 (the signature is logging's)
-        """Count one complaint."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one complaint, and let it be printed where it would have been without us."""
         self._count()
+        # Where nobody configured a handler, logging prints warnings by its last resort; ours would have ended that.
+        last_resort = logging.lastResort
+        is_first = _OPENTELEMETRY.handlers[:1] == [self]
+        if is_first and last_resort is not None and not logging.root.handlers:
+            last_resort.handle(record)
 
 
 class HasTelemetry(Protocol):

@@ -2,9 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Spans, through the process's own OpenTelemetry provider."""
 
-import logging
 import os
 import secrets
+import time
 from typing import Final
 
 from opentelemetry import trace
@@ -22,7 +22,8 @@ from nixl_telemetry.signals.semconv import ERROR_TYPE, SCHEMA_URL
 SCOPE: Final = "nixl_telemetry"
 """Instrumentation scope of every span."""
 
-_logger = logging.getLogger(__name__)
+_QUICK_SECONDS: Final = 1.0
+_SLOW_PAUSE_SECONDS: Final = 60.0
 
 
 def _configured(name: str, default: str = "") -> str:
@@ -32,12 +33,12 @@ def _configured(name: str, default: str = "") -> str:
     )
 
 
-def _exporter() -> SpanExporter | None:
-    """The OTLP exporter that the ``OTEL_*`` variables ask for.
+def _exporter(endpoint: str | None) -> SpanExporter | None:
+    """The OTLP exporter for vLLM's endpoint, or else the one that the ``OTEL_*`` variables ask for.
 
     Without an endpoint there is none: the SDK's default would send to a port of this host that nobody asked for.
     """
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not _configured("ENDPOINT"):
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (endpoint or _configured("ENDPOINT")):
         return None
     wanted = {name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")}
     if not wanted & {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
@@ -46,10 +47,10 @@ def _exporter() -> SpanExporter | None:
     if _configured("PROTOCOL", "grpc") == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter()
+        return GrpcExporter(endpoint=endpoint, insecure=True) if endpoint else GrpcExporter()
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    return HttpExporter()
+    return HttpExporter(endpoint=endpoint)
 
 
 class _SystemIdGenerator(IdGenerator):
@@ -77,10 +78,14 @@ class SpanWriter:
 
     Args:
         common: Attributes of every span.
+        endpoint: vLLM's ``--otlp-traces-endpoint``. With several API servers vLLM does not set up a provider in the
+            engine's processes, and then one is set up here as vLLM would.
     """
 
-    def __init__(self, common: Attributes) -> None:
+    def __init__(self, common: Attributes, endpoint: str | None = None) -> None:
         self._common = common
+        self._endpoint = endpoint
+        self._slow_until = 0.0
         self._own_provider: TracerProvider | None = None
         self._tracer: trace.Tracer | None = None
 
@@ -94,11 +99,20 @@ class SpanWriter:
         context = self._record(self._tracer, span, None, unix_offset_ns())
         return context if context.is_valid else None
 
-    def flush(self, timeout_seconds: float) -> None:
-        """Export what is buffered, within the time given."""
+    def flush(self) -> None:
+        """Export what is buffered. It takes as long as the exporter takes."""
         provider = self._own_provider or trace.get_tracer_provider()
         if isinstance(provider, TracerProvider):
-            provider.force_flush(int(timeout_seconds * 1000))
+            provider.force_flush()
+
+    def flush_if_quick(self) -> None:
+        """Export what is buffered, unless exporting took long lately: then it is left to the provider's own pace."""
+        started = time.monotonic()
+        if self._tracer is None or started < self._slow_until:
+            return
+        self.flush()
+        if time.monotonic() - started > _QUICK_SECONDS:
+            self._slow_until = time.monotonic() + _SLOW_PAUSE_SECONDS
 
     def close(self) -> None:
         """Shut down the provider if it is ours; vLLM's is vLLM's."""
@@ -109,7 +123,7 @@ class SpanWriter:
         provider = trace.get_tracer_provider()
         if not isinstance(provider, ProxyTracerProvider):
             return provider
-        exporter = _exporter()
+        exporter = _exporter(self._endpoint)
         if exporter is None:
             return trace.NoOpTracerProvider()
         resource = Resource.create({"vllm.process_id": str(os.getpid())})

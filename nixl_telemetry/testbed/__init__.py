@@ -21,8 +21,8 @@ from nixl_telemetry.testbed.otlp_receiver import OtlpReceiver
 from nixl_telemetry.testbed.otlp_spans import Event, Link, ReceivedSpan, Scope
 from nixl_telemetry.testbed.pair import DisaggregatedCompletion, Pair, disaggregated_completion, running_pair
 from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation, unreachable_port
-from nixl_telemetry.testbed.processes import ExitReport, ManagedProcess, stop_all
-from nixl_telemetry.testbed.procfs import ProcessInfo
+from nixl_telemetry.testbed.processes import ManagedProcess, stop_all
+from nixl_telemetry.testbed.procfs import ExitReport, ProcessInfo
 from nixl_telemetry.testbed.readiness import http_ok, port_open
 from nixl_telemetry.testbed.router import Router, find_router
 from nixl_telemetry.testbed.server_config import CONSUMER, PRODUCER, ServerConfig

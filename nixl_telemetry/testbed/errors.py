@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 _BODY_CHARACTERS = 2000
+_TAIL_LINES = 40
+_FIRST_ERROR = re.compile(r"^.*\b[A-Z]\w*(?:Error|Exception): .+$", re.MULTILINE)
 
 
 class ProcessError(RuntimeError):
@@ -16,10 +19,16 @@ class ProcessError(RuntimeError):
         log_path: Where the output of the process is.
     """
 
-    def __init__(self, message: str, log_path: Path, log_tail: str) -> None:
-        """Adds the place and the last lines of the log to *message*."""
+    def __init__(self, message: str, log_path: Path, log: str) -> None:
+        """Adds to *message* where the *log* is, its first error and its last lines."""
         self.log_path = log_path
-        super().__init__(f"{message}\nlog: {log_path}, last lines:\n{log_tail or '(the log is empty)'}")
+        tail = "\n".join(log.splitlines()[-_TAIL_LINES:])
+        parts = [message, f"log: {log_path}"]
+        first = _FIRST_ERROR.search(log)
+        # A server with several processes reports the same failure in each; the cause is far above the end.
+        if first is not None and first.group() not in tail:
+            parts.append(f"first error: {first.group()}")
+        super().__init__("\n".join([*parts, "last lines:", tail or "(the log is empty)"]))
 
 
 class ProcessDiedError(ProcessError):

@@ -14,32 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from nixl_telemetry.testbed.errors import ProcessDiedError, ProcessError, ProcessNotReadyError
-from nixl_telemetry.testbed.procfs import ProcessInfo, descendants
+from nixl_telemetry.testbed.procfs import ExitReport, ProcessInfo, descendants
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 _LAUNCH_SECONDS = 20.0
 # What the guardian needs after the server's own time is up, to kill and to report.
 _CLEAN_UP_SECONDS = 15.0
-
-
-@dataclass(frozen=True)
-class ExitReport:
-    """How a process ended.
-
-    Attributes:
-        returncode: Its exit status, negative for a signal; ``None`` when it could not be learned.
-        seconds: How long the stop took, until every process of the server was gone.
-        killed: Processes that had to be killed because they did not leave by themselves.
-    """
-
-    returncode: int | None
-    seconds: float
-    killed: tuple[str, ...]
 
 
 class ManagedProcess:
@@ -190,16 +174,13 @@ class ManagedProcess:
             while self._guardian_runs() and time.monotonic() < deadline:
                 self._receive(0.5)
             if self._guardian_runs():
-                for info in self.members():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(info.pid, signal.SIGKILL)
-                self._guardian.kill()
+                self._kill_everything(self._guardian)
             self._guardian.wait()
             self._receive(0.0)
         if self._control is not None:
             self._control.close()
-        begin = self._stop_requested_at or time.monotonic()
-        return ExitReport(self._returncode, time.monotonic() - begin, self._killed)
+        seconds = time.monotonic() - (self._stop_requested_at or time.monotonic())
+        return ExitReport(self._returncode, seconds, self._killed)
 
     def log_text(self) -> str:
         """Returns everything the child and its descendants have written."""
@@ -219,13 +200,18 @@ class ManagedProcess:
         self.stop()
 
     def _failure(self, kind: type[ProcessError], what: str) -> ProcessError:
-        return kind(f"{self.name} {what}", self.log_path, self.log_tail())
+        return kind(f"{self.name} {what}", self.log_path, self.log_text())
+
+    def _kill_everything(self, guardian: subprocess.Popen[bytes]) -> None:
+        for info in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(info.pid, signal.SIGKILL)
+        guardian.kill()
 
     def _guardian_runs(self) -> bool:
         return self._guardian is not None and self._guardian.poll() is None
 
     def _receive(self, timeout: float) -> None:
-        """Takes in what the guardian reports, waiting at most *timeout* seconds for something new."""
         with self._lock:
             if self._control is None or self._control.fileno() < 0:
                 return
@@ -247,7 +233,6 @@ class ManagedProcess:
 
 def stop_all(processes: Iterable[ManagedProcess]) -> list[ExitReport]:
     """Stops several processes at the same time and returns their reports in order."""
-    processes = list(processes)
-    for process in processes:
+    for process in (stopping := list(processes)):
         process.request_stop()
-    return [process.stop() for process in processes]
+    return [process.stop() for process in stopping]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""What the operating system says about the processes of a server."""
+"""What is known of the processes of a server: while they run, and how they ended."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ class ProcessInfo:
     title: str
     cpu_seconds: float
     resident_bytes: int
+
+
+@dataclass(frozen=True)
+class ExitReport:
+    """How a process ended.
+
+    Attributes:
+        returncode: Its exit status, negative for a signal; ``None`` when it could not be learned.
+        seconds: How long the stop took, until every process of the server was gone.
+        killed: Processes that had to be killed because they did not leave by themselves.
+    """
+
+    returncode: int | None
+    seconds: float
+    killed: tuple[str, ...]
 
 
 def process_info(pid: int) -> ProcessInfo | None:

@@ -14,7 +14,8 @@ from nixl_telemetry.testbed.client import Completion, complete, get_text
 from nixl_telemetry.testbed.errors import MissingProgramError
 from nixl_telemetry.testbed.metrics import MetricsSnapshot
 from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation
-from nixl_telemetry.testbed.processes import ExitReport, ManagedProcess
+from nixl_telemetry.testbed.processes import ManagedProcess
+from nixl_telemetry.testbed.procfs import ExitReport
 from nixl_telemetry.testbed.readiness import http_ok
 
 ROUTER_VARIABLE = "NIXLTEL_TESTBED_ROUTER"

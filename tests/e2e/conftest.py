@@ -4,19 +4,16 @@
 
 import math
 import random
+import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from nixl_telemetry.testbed import (
-    CONSUMER,
-    PRODUCER,
     MetricsSnapshot,
     OtlpReceiver,
     ServerConfig,
@@ -118,13 +115,39 @@ def receiver() -> Iterator[OtlpReceiver]:
         yield receiver
 
 
+class Servers:
+    """Servers by name, of which only some are awake.
+
+    An idle worker polls NIXL with a third of a core and more, so on few cores those that a test does not need are
+    stopped (SIGSTOP) meanwhile.
+    """
+
+    def __init__(self, servers: dict[str, VllmServer]) -> None:
+        self._servers = servers
+
+    def __getitem__(self, name: str) -> VllmServer:
+        return self._servers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._servers)
+
+    def wake(self, *names: str) -> list[VllmServer]:
+        """Let just these run; returns them."""
+        for name, server in self._servers.items():
+            if server.process.is_running():
+                server.process.send_signal(signal.SIGCONT if name in names else signal.SIGSTOP)
+        return [self._servers[name] for name in names]
+
+
 @contextmanager
-def fleet(**configs: ServerConfig) -> Iterator[dict[str, VllmServer]]:
-    """Servers by name, started side by side, stopped whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder:
-        servers = {name: VllmServer(name, config, Path(folder)) for name, config in configs.items()}
-        with running(servers.values(), timeout=START_SECONDS):
-            yield servers
-
-
-__all__ = ["CONSUMER", "PRODUCER", "Sequence", "dataclass", "httpx", "replace"]
+def fleet(**configs: ServerConfig) -> Iterator[Servers]:
+    """Servers that are started two at a time and stopped whatever happens; none is awake at first."""
+    with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder, ExitStack() as stack:
+        servers: dict[str, VllmServer] = {}
+        names = list(configs)
+        for pair in (names[index : index + 2] for index in range(0, len(names), 2)):
+            starting = {name: VllmServer(name, configs[name], Path(folder)) for name in pair}
+            stack.enter_context(running(starting.values(), timeout=START_SECONDS))
+            servers |= starting
+            Servers(starting).wake()
+        yield Servers(servers)

@@ -19,10 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def start_demo(out: Path, *options: str) -> subprocess.Popen[str]:
-    """Run the command of this checkout, whether or not the package is installed.
-
-    Its temporary files go next to `out`, so that every process that it starts can be told by its environment.
-    """
+    """Run the command of this checkout, whether or not the package is installed."""
     temporary = out.parent / "tmp"
     temporary.mkdir()
     return subprocess.Popen(
@@ -35,12 +32,14 @@ def start_demo(out: Path, *options: str) -> subprocess.Popen[str]:
 
 
 def processes_of(out: Path) -> list[str]:
-    """The processes that the demo, or anything below it, has started and that are alive."""
-    mark = f"TMPDIR={out.parent / 'tmp'}".encode()
+    """What the demo has started and what is alive.
+
+    Told by the working directory: vLLM renames its processes, which also overwrites their environment in /proc.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
+            if folder.name.isdigit() and (folder / "cwd").readlink().is_relative_to(out):
                 found.append((folder / "cmdline").read_text(errors="replace").replace("\0", " "))
         except OSError:
             continue

@@ -17,7 +17,7 @@ from nixl_telemetry.testbed import (
     disaggregated_completion,
     unreachable_port,
 )
-from tests.e2e.conftest import MODEL, MODULE, fleet, metric, stock_name
+from tests.e2e.conftest import MODEL, MODULE, Servers, fleet, metric, stock_name
 
 REQUESTS = 6
 
@@ -30,7 +30,7 @@ def black_hole() -> Iterator[BlackHole]:
 
 
 @pytest.fixture(scope="module", params=["pull", "push"])
-def servers(request: pytest.FixtureRequest, model: Path, black_hole: BlackHole) -> Iterator[dict[str, VllmServer]]:
+def servers(request: pytest.FixtureRequest, model: Path, black_hole: BlackHole) -> Iterator[Servers]:
     """A prefill and three decodes of one mode, each with something broken."""
     mode = request.param
     name = stock_name(mode)
@@ -61,23 +61,24 @@ def servers(request: pytest.FixtureRequest, model: Path, black_hole: BlackHole) 
 
 
 @pytest.fixture(scope="module")
-def expected(servers: dict[str, VllmServer]) -> list[tuple[int, ...]]:
+def expected(servers: Servers) -> list[tuple[int, ...]]:
     """Tokens of a prefill instance that generates alone, without any transfer."""
-    return [servers["prefill"].complete(MODEL.prompt(50 * (seed + 1), seed)).token_ids for seed in range(REQUESTS)]
+    (prefill,) = servers.wake("prefill")
+    return [prefill.complete(MODEL.prompt(50 * (seed + 1), seed)).token_ids for seed in range(REQUESTS)]
 
 
 @pytest.mark.parametrize("name", ["hooks_raise", "no_nixl_telemetry", "black_hole"])
-def test_all_requests_are_served(servers: dict[str, VllmServer], expected: list[tuple[int, ...]], name: str) -> None:
+def test_all_requests_are_served(servers: Servers, expected: list[tuple[int, ...]], name: str) -> None:
     """With the tokens that they have without a transfer."""
+    pair = servers.wake("prefill", name)
     tokens = [
-        disaggregated_completion(servers["prefill"], servers[name], MODEL.prompt(50 * (seed + 1), seed)).token_ids
-        for seed in range(REQUESTS)
+        disaggregated_completion(*pair, MODEL.prompt(50 * (seed + 1), seed)).token_ids for seed in range(REQUESTS)
     ]
 
     assert tokens == expected
 
 
-def eventually_counted(server: VllmServer, prefill: VllmServer, signal: str) -> bool:
+def eventually_counted(prefill: VllmServer, server: VllmServer, signal: str) -> bool:
     """Whether an error of this kind shows on /metrics; updates travel with steps, so there must be some."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -92,18 +93,18 @@ def eventually_counted(server: VllmServer, prefill: VllmServer, signal: str) -> 
     ("name", "signals"),
     [("hooks_raise", ["hook"]), ("no_nixl_telemetry", ["traces"]), ("black_hole", ["traces"])],
 )
-def test_the_health_metrics_say_what_failed(servers: dict[str, VllmServer], name: str, signals: list[str]) -> None:
+def test_the_health_metrics_say_what_failed(servers: Servers, name: str, signals: list[str]) -> None:
     """One signal for each kind of failure."""
     for signal in signals:
-        assert eventually_counted(servers[name], servers["prefill"], signal), signal
+        assert eventually_counted(*servers.wake("prefill", name), signal), signal
 
 
-def test_nixl_without_telemetry_is_named(servers: dict[str, VllmServer], request: pytest.FixtureRequest) -> None:
+def test_nixl_without_telemetry_is_named(servers: Servers, request: pytest.FixtureRequest) -> None:
     """On the initiator, where stock vLLM fails every request."""
     if "push" in request.node.name:
         pytest.skip("the decode instance initiates nothing in push")
-    server = servers["no_nixl_telemetry"]
+    prefill, server = servers.wake("prefill", "no_nixl_telemetry")
 
-    assert eventually_counted(server, servers["prefill"], "nixl")
+    assert eventually_counted(prefill, server, "nixl")
     assert "Is NIXL_TELEMETRY_ENABLE set to n?" in server.log_text()
     assert metric(server, "vllm:nixl_num_failed_transfers_total") == 0

@@ -90,7 +90,7 @@ def test_the_transfer_config_is_put_together(tmp_path: Path) -> None:
         "kv_role": "kv_consumer",
         "kv_buffer_device": "cpu",
         "kv_connector_module_path": "nixl_telemetry.connectors",
-        "kv_connector_extra_config": {"telemetry": {"blocks": True}},
+        "kv_connector_extra_config": {"num_threads": 0, "telemetry": {"blocks": True}},
     }
 
 

@@ -182,6 +182,15 @@ def test_early_death_shows_status_log_and_place(tmp_path: Path) -> None:
     assert str(tmp_path / "server.log") in str(failure.value)
 
 
+def test_the_first_error_is_shown_when_it_is_far_above_the_end(tmp_path: Path) -> None:
+    script = "print('(Worker) OSError: no such library'); print('RuntimeError: later', *range(100), sep='\\n'); exit(1)"
+    with (
+        ManagedProcess("server", [sys.executable, "-c", script], work_dir=tmp_path) as process,
+        pytest.raises(ProcessDiedError, match=r"first error: \(Worker\) OSError: no such library\n"),
+    ):
+        process.wait_ready(lambda: False, _LONG)
+
+
 def test_a_wait_that_is_too_long_says_so(tmp_path: Path) -> None:
     waited: list[float] = []
     script = "import time; print('still loading', flush=True); time.sleep(60)"

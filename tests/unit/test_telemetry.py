@@ -110,6 +110,19 @@ def test_what_opentelemetry_complains_of_is_counted(observed: Observed) -> None:
     assert observed.updates() == {(ERRORS, Signal.TRACES): 1}
 
 
+def test_what_opentelemetry_complains_of_is_still_printed_once(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without any handler of the application's, logging prints by its last resort; so it does beside two hubs."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    second = Telemetry(Settings.load({}, {}), TransferMode.PULL, {})
+
+    logging.getLogger("opentelemetry.exporter.otlp").error("Failed to export traces")
+
+    assert capsys.readouterr().err == "Failed to export traces\n"
+    second.close()
+
+
 def test_metrics_can_be_switched_off_but_not_the_health() -> None:
     """With metrics off, no operation is recorded; failures still are."""
     telemetry = Telemetry(Settings.load({"telemetry": {"metrics": False}}, {}), TransferMode.PULL, {})

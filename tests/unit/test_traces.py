@@ -15,9 +15,11 @@ from opentelemetry.trace import ProxyTracerProvider, SpanKind
 from nixl_telemetry import __version__
 from nixl_telemetry.signals import traces
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import Span
+from nixl_telemetry.signals.description import Description, Span
 from nixl_telemetry.signals.semconv import SpanName
 from nixl_telemetry.signals.traces import SpanWriter
+from tests.support.observed import Observed
+from tests.support.peers import wait_until
 
 
 def span(*children: Span, start_ns: int = 0) -> Span:
@@ -62,7 +64,7 @@ def test_scope(exporter: InMemorySpanExporter) -> None:
     scope = finished.instrumentation_scope
     assert scope is not None
     assert (scope.name, scope.version) == ("nixl_telemetry", __version__)
-    assert scope.schema_url.startswith("https://opentelemetry.io/schemas/")
+    assert str(scope.schema_url).startswith("https://opentelemetry.io/schemas/")
 
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
@@ -89,11 +91,46 @@ def test_exporter_of_the_environment(environ: dict[str, str], expected: Any, mon
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 
-    exporter = traces._exporter()
+    exporter = traces._exporter(None)
 
     assert (exporter is None) if expected is None else isinstance(exporter, expected)
     if exporter is not None:
         exporter.shutdown()
+
+
+def test_vllm_s_endpoint_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several API servers vLLM leaves the engine's processes without a provider."""
+    for name, value in {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}.items():
+        monkeypatch.setenv(name, value)
+
+    exporter = traces._exporter("http://127.0.0.1:2/v1/traces")
+
+    assert isinstance(exporter, HttpExporter)
+    assert exporter._endpoint == "http://127.0.0.1:2/v1/traces"
+
+
+def test_spans_leave_as_soon_as_nothing_follows(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, observed: Observed
+) -> None:
+    """vLLM kills its workers too early for an export at exit, and the SDK's pace is 5 s."""
+    flushed: list[str] = []
+    monkeypatch.setattr(SpanWriter, "flush", lambda self: flushed.append("flush"))
+    observed.telemetry.emit(lambda: Description(span()))
+
+    assert wait_until(lambda: flushed == ["flush"], 5)
+
+
+def test_a_slow_exporter_is_left_to_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log lines wait behind a flush, so one that hangs is not asked again soon."""
+    monkeypatch.setattr(traces, "_QUICK_SECONDS", 0.0)
+    writer = SpanWriter({})
+    writer._tracer = trace.NoOpTracer()
+    flushed: list[str] = []
+    monkeypatch.setattr(writer, "flush", lambda: flushed.append("flush"))
+    for _ in range(3):
+        writer.flush_if_quick()
+
+    assert flushed == ["flush"]
 
 
 def test_without_an_exporter_there_is_no_span(monkeypatch: pytest.MonkeyPatch) -> None:

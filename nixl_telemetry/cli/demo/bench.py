@@ -100,7 +100,8 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(*self._servers.values())
+        with self._console.status("stopping the servers"):
+            self.stop(*self._servers.values())
         self.receiver.close()
         self._temporary.cleanup()
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from nixl_telemetry.cli.demo.folder import DemoFolder, ForeignFilesError
 
@@ -80,5 +81,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _failed(console: Console, message: str, status: int = 1) -> typer.Exit:
-    console.print(f"\n{message}", style="bold red", markup=False, highlight=False)
+    # The end of a server's log may follow the first line.
+    first, _, rest = message.partition("\n")
+    console.print(Text.assemble("\n", (first, "bold red"), f"\n{rest}" if rest else ""))
     return typer.Exit(status)

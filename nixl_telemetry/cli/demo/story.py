@@ -3,6 +3,7 @@
 """What happens in the demo, in order."""
 
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -21,6 +22,7 @@ from nixl_telemetry.signals.semconv import EventName, SpanName
 from nixl_telemetry.testbed import (
     LOOPBACK,
     HttpStatusError,
+    MetricsSnapshot,
     MissingProgramError,
     ProcessError,
     ReceivedSpan,
@@ -29,6 +31,7 @@ from nixl_telemetry.testbed import (
     complete,
     disaggregated_completion,
 )
+from nixl_telemetry.testbed.client import get_text
 
 FAILURES: Final = (HttpStatusError, MissingProgramError, ProcessError, httpx.HTTPError, zmq.ZMQError, OSError)
 """What ends the demo early, each with a message that a user can act on."""
@@ -37,6 +40,7 @@ FAILURES: Final = (HttpStatusError, MissingProgramError, ProcessError, httpx.HTT
 _REQUEST_SECONDS = 600.0
 _ROUTER_SECONDS = 300.0
 _SIGNAL_SECONDS = 60.0
+_SCRAPE_SECONDS = 60.0
 
 
 def run(
@@ -67,12 +71,12 @@ def run(
             # At most three servers at once: the next mode needs two more, and this prefill instance is used again.
             if mode != modes[-1]:
                 bench.stop(decode)
+                # Idle, it would still take a third of a core.
+                prefill.process.send_signal(signal.SIGSTOP)
         if len(modes) > 1:
             console.print(view.chapter(f"{parts}/{parts}", view.REJECTION_TITLE))
             rejection = _mismatch(bench, folder, prefill=kept["pull"][0], decode=kept["push"][1])
             console.print(view.rejection_report(rejection))
-        with console.status("stopping the servers"):
-            bench.stop(*(server for pair in kept.values() for server in pair))
     spans = {part: part_seen.spans for part, part_seen in seen.items()}
     if rejection is not None:
         spans["rejection"] = rejection.spans
@@ -122,8 +126,8 @@ def _serve(
     with console.status("collecting spans and metrics"):
         spans = _spans(bench, mode, lambda found: evidence.count(found, SpanName.TRANSFER) >= requests)
         initiator = decode if mode == "pull" else prefill
-        _until(lambda: (initiator.metrics().value(f"{TRANSFER_DURATION.name}_count") or 0) >= requests)
-        metrics = {"prefill": prefill.metrics(), "decode": decode.metrics()}
+        _until(lambda: (_scrape(initiator).value(f"{TRANSFER_DURATION.name}_count") or 0) >= requests)
+        metrics = {"prefill": _scrape(prefill), "decode": _scrape(decode)}
     for role, snapshot in metrics.items():
         folder.write(f"metrics-{mode}-{role}.txt", snapshot.text)
     return ModeEvidence(mode, answered, spans, metrics, stock_hash)
@@ -131,6 +135,7 @@ def _serve(
 
 def _mismatch(bench: Bench, folder: DemoFolder, prefill: VllmServer, decode: VllmServer) -> RejectionEvidence:
     """Send one request through a prefill and a decode instance of different modes."""
+    prefill.process.send_signal(signal.SIGCONT)
     bench.receiver.clear()
     status, body = 200, ""
     try:
@@ -138,8 +143,8 @@ def _mismatch(bench: Bench, folder: DemoFolder, prefill: VllmServer, decode: Vll
     except HttpStatusError as error:
         status, body = error.status, error.body
     spans = _spans(bench, "push", lambda found: evidence.count(found, SpanName.HANDSHAKE) > 0)
-    _until(lambda: (decode.metrics().value(HANDSHAKE_REJECTIONS.name) or 0) > 0)
-    metrics = decode.metrics()
+    _until(lambda: (_scrape(decode).value(HANDSHAKE_REJECTIONS.name) or 0) > 0)
+    metrics = _scrape(decode)
     folder.write("metrics-rejection-decode.txt", metrics.text)
     lines = [line for line in decode.log_text().splitlines() if EventName.MODE_CONFLICT in line]
     return RejectionEvidence(status, body, spans, metrics, lines[-1] if lines else "")
@@ -153,6 +158,10 @@ def _spans(bench: Bench, mode: str, enough: Callable[[Sequence[ReceivedSpan]], b
 
     _until(lambda: enough(of_mode()))
     return of_mode()
+
+
+def _scrape(server: VllmServer) -> MetricsSnapshot:
+    return MetricsSnapshot(get_text(f"{server.url}/metrics", timeout=_SCRAPE_SECONDS))
 
 
 def _until(condition: Callable[[], bool]) -> None:

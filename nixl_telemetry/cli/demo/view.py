@@ -31,13 +31,12 @@ _ADVICE: Final = (
     "Give both sides the same kv_connector (here the decode instance has NixlPushConnector, the prefill instance "
     "NixlPullConnector) and restart the one that is wrong; a retry cannot help."
 )
-_HIDDEN_LABELS: Final = {*COMMON_LABELS, "vllm_version", "nixl_version", "handshake_enforced"}
-"""Labels that are the same on every sample of the demo."""
+_HIDDEN_LABELS: Final = {*COMMON_LABELS, "vllm_version", "nixl_version", "compat_hash", "handshake_enforced"}
+"""Labels that are the same on every sample of a mode; what matters of them stands above the table."""
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode"}
 _HASH_LETTERS: Final = 12
 _NAME_WIDTH: Final = 32
 _INDENT: Final = 4
-_LOG_LETTERS: Final = 400
 _MILLISECOND: Final = 1e-3
 
 
@@ -84,11 +83,12 @@ def rejection_report(seen: RejectionEvidence) -> RenderableType:
         f"handshakes rejected: {number(total)}."
     )
     return Group(
-        _heading("Client ", f"HTTP {seen.http_status}  {seen.body[:_LOG_LETTERS]}"),
+        _heading("Client ", f"HTTP {seen.http_status}"),
+        _indented(Text(seen.body, "dim")),
         _heading("Spans"),
         _indented(span_tree(seen.spans)),
         _heading("Log of the decode instance"),
-        _indented(Text(_from_event(seen.log_line)[:_LOG_LETTERS], "yellow")),
+        _indented(Text(_from_event(seen.log_line), "yellow")),
         _heading("Metrics of the decode instance"),
         _indented(metrics_table({"decode": seen.metrics}, only=(HANDSHAKE_REJECTIONS.name, MODE_CONFLICTS.name))),
         "",
@@ -211,9 +211,7 @@ def _values(snapshot: MetricsSnapshot) -> Iterable[tuple[str, str, str]]:
             mean = sums[f"{name}_sum", *sample.labels.items()] / sample.value
             value = f"{number(sample.value)}, mean {_with_unit(name, mean)}"
         labels = " ".join(
-            f"{key}={_short(label) if key == 'compat_hash' else label}"
-            for key, label in sample.labels.items()
-            if key not in _HIDDEN_LABELS and label
+            f"{key}={label}" for key, label in sample.labels.items() if key not in _HIDDEN_LABELS and label
         )
         yield f"{name} {labels}", name, value
 

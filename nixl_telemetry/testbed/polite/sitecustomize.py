@@ -5,13 +5,13 @@
 Engine core and workers poll shared memory with ``os.sched_yield`` for a second after each message.
 Where threads outnumber cores, Linux 6.18 then starves others for many seconds, whole processes of other
 sessions included: ``sched_yield`` there moves the caller behind everybody else in virtual time. A short
-sleep polls nearly as fast and gives the core away.
+sleep gives the core away.
 """
 
 import os
 import time
 
-_POLL_SECONDS = 50e-6
+_POLL_SECONDS = 1e-3
 
 
 def _sleep_instead() -> None:
