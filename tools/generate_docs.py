@@ -570,11 +570,18 @@ In this order:
 1. **The process has a tracer provider**: it is used.
    vLLM sets one up in each of its processes when it is started with `--otlp-traces-endpoint`.
    It also does so in the engine core and the workers when `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set.
+   With several API servers (`--api-server-count`) vLLM 0.32 leaves the engine core and the workers without one; the
+   suite then makes one of its own for the same endpoint.
 2. **An OTLP endpoint is configured**: the suite makes a provider of its own, which is not made global.
    This is so with `OTEL_EXPORTER_OTLP_ENDPOINT` alone.
 3. **Neither**: no spans. Metrics and log lines do not depend on them.
 
 The provider is looked up when a process makes its first span.
+
+Spans are exported 0.2 s after the last operation, or at the provider's own pace while operations keep coming.
+This is on purpose: with `--shutdown-timeout 0`, its default, vLLM kills its workers within half a second of SIGTERM, too
+early for an export at exit.
+What a worker did in its last 0.2 s may so be lost; with a `--shutdown-timeout` it is exported.
 
 Read by the suite, where it makes the provider:
 

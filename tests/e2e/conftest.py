@@ -131,6 +131,11 @@ class Servers:
     def __iter__(self) -> Iterator[str]:
         return iter(self._servers)
 
+    def pair(self, prefill: str, decode: str) -> tuple[VllmServer, VllmServer]:
+        """Let just these two run; returns them."""
+        self.wake(prefill, decode)
+        return self._servers[prefill], self._servers[decode]
+
     def wake(self, *names: str) -> list[VllmServer]:
         """Let just these run; returns them."""
         for name, server in self._servers.items():

@@ -70,7 +70,7 @@ def expected(servers: Servers) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["hooks_raise", "no_nixl_telemetry", "black_hole"])
 def test_all_requests_are_served(servers: Servers, expected: list[tuple[int, ...]], name: str) -> None:
     """With the tokens that they have without a transfer."""
-    pair = servers.wake("prefill", name)
+    pair = servers.pair("prefill", name)
     tokens = [
         disaggregated_completion(*pair, MODEL.prompt(50 * (seed + 1), seed)).token_ids for seed in range(REQUESTS)
     ]
@@ -96,14 +96,14 @@ def eventually_counted(prefill: VllmServer, server: VllmServer, signal: str) -> 
 def test_the_health_metrics_say_what_failed(servers: Servers, name: str, signals: list[str]) -> None:
     """One signal for each kind of failure."""
     for signal in signals:
-        assert eventually_counted(*servers.wake("prefill", name), signal), signal
+        assert eventually_counted(*servers.pair("prefill", name), signal), signal
 
 
 def test_nixl_without_telemetry_is_named(servers: Servers, request: pytest.FixtureRequest) -> None:
     """On the initiator, where stock vLLM fails every request."""
     if "push" in request.node.name:
         pytest.skip("the decode instance initiates nothing in push")
-    prefill, server = servers.wake("prefill", "no_nixl_telemetry")
+    prefill, server = servers.pair("prefill", "no_nixl_telemetry")
 
     assert eventually_counted(prefill, server, "nixl")
     assert "Is NIXL_TELEMETRY_ENABLE set to n?" in server.log_text()

@@ -51,9 +51,13 @@ class Fleet:
         """Let just these run; returns them."""
         return self.servers.wake(*names)
 
+    def pair(self, prefill: str, decode: str) -> tuple[VllmServer, VllmServer]:
+        """Let just these two run; returns them."""
+        return self.servers.pair(prefill, decode)
+
     def stock_tokens(self, prompt: str) -> tuple[int, ...]:
         """The tokens of a stock pair."""
-        return disaggregated_completion(*self.wake("stock_prefill", "stock_decode"), prompt).token_ids
+        return disaggregated_completion(*self.pair("stock_prefill", "stock_decode"), prompt).token_ids
 
 
 @pytest.fixture(scope="module", params=["pull", "push"])
@@ -170,7 +174,7 @@ def test_stock_and_instrumented_pair(servers: Fleet, prefill: str, decode: str) 
     """In both directions, with the tokens of a stock pair."""
     prompt = MODEL.prompt(200, seed=prefill.count("stock") + 2 * decode.count("stock"))
 
-    mixed = disaggregated_completion(*servers.wake(prefill, decode), prompt)
+    mixed = disaggregated_completion(*servers.pair(prefill, decode), prompt)
 
     assert mixed.prefill.kv_transfer_params is not None
     assert mixed.token_ids == servers.stock_tokens(prompt)
@@ -184,7 +188,7 @@ def transfers(spans: Sequence[ReceivedSpan], since: int = 0) -> list[ReceivedSpa
 def test_counts_are_true(servers: Fleet) -> None:
     """After N requests: transfers, blocks and bytes are what the prompts' lengths say, in metrics and in spans."""
     lengths = [1, 31, 32, 33, 64, 300, 1000]
-    prefill, decode = servers.wake("prefill", "decode")
+    prefill, decode = servers.pair("prefill", "decode")
     mover = initiator(servers.mode, prefill, decode)
     way = direction(servers.mode)
     names = ("nixl_transfer_duration_seconds_count", "nixl_transfer_blocks_total", "nixl_transfer_bytes_total")
@@ -243,7 +247,7 @@ def test_spans(servers: Fleet) -> None:
 def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
     """P has one rank, D two: each rank moves its half of every block, and is counted once."""
     lengths = [40, 100, 500]
-    prefill, decode = servers.wake("prefill", "decode_tp2")
+    prefill, decode = servers.pair("prefill", "decode_tp2")
     for seed, length in enumerate(lengths):
         split = disaggregated_completion(prefill, decode, MODEL.prompt(length, seed=200 + seed))
         assert split.prefill.kv_transfer_params is not None
@@ -271,7 +275,7 @@ def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
 def test_inside_multi_connector(servers: Fleet) -> None:
     """As the only child, and beside another connector, where enforcement is off and says so."""
     prompt = MODEL.prompt(150, seed=300)
-    prefill, decode = servers.wake("prefill", "decode_multi")
+    prefill, decode = servers.pair("prefill", "decode_multi")
     mover = initiator(servers.mode, prefill, decode)
     before = metric(mover, "nixl_transfer_blocks_total")
 
@@ -289,7 +293,7 @@ def test_same_tokens_as_stock(servers: Fleet) -> None:
     prompts = [MODEL.prompt(length, 1000 + seed) for seed, length in enumerate(prompt_lengths(50, 3000, seed=7))]
     tokens = []
     for names in (("prefill", "decode"), ("stock_prefill", "stock_decode")):
-        pair = servers.wake(*names)
+        pair = servers.pair(*names)
         tokens.append([disaggregated_completion(*pair, prompt).token_ids for prompt in prompts])
 
     ours, stock = tokens
@@ -311,7 +315,7 @@ def test_nothing_went_wrong_inside(servers: Fleet, name: str) -> None:
 
 def test_spans_outlive_the_server(servers: Fleet) -> None:
     """The last one of its fleet: the initiator ends a second after a request, and its transfer has arrived."""
-    prefill, decode = servers.wake("prefill", "decode")
+    prefill, decode = servers.pair("prefill", "decode")
     before = len(transfers(servers.receiver.spans()))
     disaggregated_completion(prefill, decode, MODEL.prompt(77, seed=400))
     time.sleep(1)
