@@ -579,8 +579,8 @@ In this order:
 The provider is looked up when a process makes its first span.
 
 Spans are exported 0.2 s after the last operation, or at the provider's own pace while operations keep coming.
-This is on purpose: with `--shutdown-timeout 0`, its default, vLLM kills its workers within half a second of SIGTERM, too
-early for an export at exit.
+This is on purpose: with `--shutdown-timeout 0`, its default, vLLM kills its workers within half a second of SIGTERM,
+too early for an export at exit.
 What a worker did in its last 0.2 s may so be lost; with a `--shutdown-timeout` it is exported.
 
 Read by the suite, where it makes the provider:

@@ -42,6 +42,8 @@ class Failure:
     """It comes from the NIXL agent."""
     unsupported: bool = False
     """vLLM says that such a pair is not implemented."""
+    direct: bool = False
+    """It was raised by vLLM's handshake method itself, not by what that calls."""
 
 
 @dataclass
@@ -117,13 +119,25 @@ class Handshake:
         else:
             self.error = self._classify(failure)
             self.message = text_of(failure.error)
-        duration = (self.end_ns - self.start_ns) / 1e9
-        self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=duration)
+        # Looking at the peer's port takes time, which vLLM's thread must not lose; its requests wait for the failure.
+        if failure is not None and failure.timed_out and self.telemetry.emit(self._probe_and_describe):
+            return
+        self._record()
+        self.telemetry.emit(self.describe)
+
+    def _probe_and_describe(self) -> Description:
+        """ZeroMQ connects in the background and reports a dead port as silence too: look whether somebody listens."""
+        if not is_listening(self.peer.host, self.peer.port, _PROBE_SECONDS):
+            self.error = ErrorType.UNREACHABLE
+        self._record()
+        return self.describe()
+
+    def _record(self) -> None:
+        self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=(self.end_ns - self.start_ns) / 1e9)
         if self.error is ErrorType.COMPAT_MISMATCH:
             self.telemetry.record(HANDSHAKE_REJECTIONS, UNKNOWN_FACTOR)
         elif self.hash_differs:
             self.telemetry.record(HANDSHAKE_BYPASSED, UNKNOWN_FACTOR)
-        self.telemetry.emit(self.describe)
 
     def describe(self) -> Description:
         """The span with its stages, and the log line."""
@@ -181,16 +195,16 @@ class Handshake:
         """The error type, from where the handshake stood and what kind of exception ended it, never from its text."""
         stage = self.stages[-1].name
         if failure.timed_out:
-            # ZeroMQ connects in the background and reports a dead port as silence too.
-            listening = is_listening(self.peer.host, self.peer.port, _PROBE_SECONDS)
-            return ErrorType.TIMEOUT if listening else ErrorType.UNREACHABLE
+            return ErrorType.TIMEOUT
         if failure.from_agent:
             return ErrorType.AGENT_ERROR
         if stage is SpanName.HANDSHAKE_METADATA:
-            # Too few frames fail an assertion of vLLM's, a clock that is no number its arithmetic.
-            if failure.undecodable or isinstance(failure.error, AssertionError | TypeError):
+            # Too few frames fail an assertion of the handshake's own, a clock that is no number its arithmetic. What
+            # fails below it, before the query, is about topology.
+            mistaken = isinstance(failure.error, AssertionError | TypeError)
+            if failure.undecodable or (mistaken and failure.direct):
                 return ErrorType.PAYLOAD_DECODE
-            return ErrorType.LAYOUT_MISMATCH if failure.unsupported else ErrorType.OTHER
+            return ErrorType.LAYOUT_MISMATCH if mistaken or failure.unsupported else ErrorType.OTHER
         if stage is SpanName.HANDSHAKE_REGISTER or failure.unsupported:
             return ErrorType.LAYOUT_MISMATCH
         if self.enforced and self.hash_differs:

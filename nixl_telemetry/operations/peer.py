@@ -26,6 +26,7 @@ class PeerBook:
     def meet(self, peer: Peer) -> None:
         """Remember a peer's address."""
         self._peers[peer.engine_id] = peer
+        self._peers.move_to_end(peer.engine_id)
         if len(self._peers) > self.LIMIT:
             self._peers.popitem(last=False)
 
@@ -39,5 +40,6 @@ def is_listening(host: str, port: int, timeout_seconds: float) -> bool:
     try:
         with socket.create_connection((host, port), timeout_seconds):
             return True
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, ValueError):
+        # Names that cannot be encoded are a ValueError.
         return False

@@ -54,6 +54,8 @@ class Request:
     remote_rank: int
     local_blocks: BlockGroups = ()
     remote_blocks: BlockGroups = ()
+    by_region: bool = False
+    """Whether there is a list of blocks for each region of memory, instead of each KV cache group."""
     has_transfer: bool = False
 
 
@@ -109,7 +111,11 @@ class Transfer:
     @property
     def blocks(self) -> int:
         """Blocks moved, over all groups."""
-        return sum(map(len, self.request.local_blocks)) if self.request else 0
+        if self.request is None:
+            return 0
+        counts = map(len, self.request.local_blocks)
+        # Regions of one group hold the same blocks, and which belong together is not said here: the longest counts.
+        return max(counts, default=0) if self.request.by_region else sum(counts)
 
     def finish(self, error: ErrorType | None = None, message: str = "") -> None:
         """Record the outcome; a second call does nothing."""
@@ -295,9 +301,19 @@ class TransferTable:
             transfer.finish()
 
     @guarded
-    def released(self, handle: object) -> None:
+    def take(self, handle: object) -> Transfer | None:
+        """NIXL is asked to release the handle."""
+        return self._transfers.pop(_key(handle), None)
+
+    @guarded
+    def put_back(self, handle: object, transfer: Transfer | None) -> None:
+        """NIXL would not release it: vLLM keeps it and polls again."""
+        if transfer is not None:
+            self._transfers[_key(handle)] = transfer
+
+    @guarded
+    def released(self, transfer: Transfer | None) -> None:
         """The handle is gone. A transfer that had not ended was cancelled."""
-        transfer = self._transfers.pop(_key(handle), None)
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
 

@@ -78,6 +78,13 @@ class AgentHooks(_Stock):
 
     def release_xfer_handle(self, handle: Any) -> Any:
         """A handle is released: done, failed or cancelled."""
-        result = super().release_xfer_handle(handle)
-        self._nixl_telemetry.released(handle)
+        table = self._nixl_telemetry
+        # Taken first: once it is free, a handle's number or address may be another transfer's at once.
+        transfer = table.take(handle)
+        try:
+            result = super().release_xfer_handle(handle)
+        except BaseException:
+            table.put_back(handle, transfer)
+            raise
+        table.released(transfer)
         return result

@@ -38,6 +38,9 @@ class _ConnectorHooks(_Stock):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         settings = Settings.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        if self.connector_worker is not None:
+            # In any case: ranks and the scheduler add their stats up, and stock ones cannot take ours in.
+            self.connector_worker.xfer_stats = TelemetryStats()
         if settings.enabled:
             try:
                 self._attach(settings, getattr(vllm_config, "observability_config", None))
@@ -64,8 +67,6 @@ class _ConnectorHooks(_Stock):
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)
             observer = WorkerObserver(telemetry, self.connector_worker, transfers)
-            # First what accepts a missing measurement, then what may answer with one.
-            self.connector_worker.xfer_stats = TelemetryStats()
             base_worker.NixlHandshakePayload = worker._Payload
             instrument(self.connector_worker, self._worker_hooks, observer)
             instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)

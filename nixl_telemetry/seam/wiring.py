@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 from typing import Any, Final, Protocol
 
 from nixl_telemetry.seam.versions import unsupported, vllm_version
-from nixl_telemetry.settings import Settings, SettingsError, is_auto
+from nixl_telemetry.settings import CONFIG_KEY, Settings, SettingsError, is_auto
 from nixl_telemetry.signals.logs import logger
 
 MODULE: Final = "nixl_telemetry.connectors"
@@ -82,7 +82,10 @@ def _resolve_fields(config: MutableMapping[str, Any]) -> None:
     elif name in STOCK_NAMES.values() and is_auto() and not config.get("kv_connector_module_path"):
         config["kv_connector_module_path"] = MODULE
     if config.get("kv_connector_module_path") == MODULE and not unsupported(vllm_version()):
-        Settings.load(config.get("kv_connector_extra_config"))
+        extra_config = config.get("kv_connector_extra_config") or {}
+        # Written out, so that they hold in every process: Ray does not pass our variables on to its workers.
+        settings = Settings.load(extra_config).model_dump()
+        config["kv_connector_extra_config"] = {**extra_config, CONFIG_KEY: settings}
 
 
 def stock_connector(name: str) -> Any:

@@ -26,6 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
 from nixl_telemetry.compat.factors import digest
+from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
@@ -35,8 +36,9 @@ from nixl_telemetry.seam.carrier import StepNotes
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version, vllm_version
 from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.semconv import ConflictSource, Purpose
+from nixl_telemetry.signals.semconv import ConflictSource, Purpose, Signal
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 if TYPE_CHECKING:
@@ -87,8 +89,10 @@ class WorkerObserver:
         def argument(name: str, default: Any = None) -> Any:
             return self._handshake_parameters.get(name, args, kwargs, default)
 
-        peer = Peer(str(argument("expected_engine_id")), str(argument("host")), int(argument("port")))
-        self._peers.meet(peer)
+        peer = Peer(
+            str(argument("expected_engine_id"))[:TEXT_LIMIT], str(argument("host"))[:TEXT_LIMIT], int(argument("port"))
+        )
+        conflict = self._conflicts.pop(peer.engine_id, None)
         _current.handshake = Handshake(
             self.telemetry,
             peer,
@@ -96,7 +100,8 @@ class WorkerObserver:
             str(self._worker.compat_hash),
             bool(self._worker.enforce_compat_hash),
             int(argument("remote_tp_size", 0)),
-            self._conflicts.pop(peer.engine_id, None),
+            # Another process's clock says nothing here.
+            replace(conflict, at_ns=now_ns()) if conflict else None,
         )
         return _current.handshake
 
@@ -105,6 +110,8 @@ class WorkerObserver:
         """The handshake of this thread ended."""
         handshake, _current.handshake = _current.handshake, None
         if handshake is not None:
+            if error is None:
+                self._peers.meet(handshake.peer)
             handshake.finish(_failure(error) if error is not None else None)
 
     @guarded
@@ -134,6 +141,7 @@ class WorkerObserver:
             spec.remote_rank,
             spec.local_block_ids,
             spec.remote_block_ids,
+            bool(getattr(spec, "block_ids_by_region", False)),
         )
 
     @guarded
@@ -156,9 +164,13 @@ class WorkerObserver:
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
         notes = StepNotes.of(metadata)
-        if notes is not None and len(self._conflicts) < PeerBook.LIMIT:
-            # Another process's clock says nothing here.
-            self._conflicts |= {engine: replace(it, at_ns=now_ns()) for engine, it in notes.conflicts.items()}
+        if notes is None:
+            return
+        self._conflicts |= notes.conflicts
+        # Those of engines that never shake hands again; the oldest go.
+        while len(self._conflicts) > PeerBook.LIMIT:
+            self._conflicts.pop(next(iter(self._conflicts)))
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
     @guarded
     def caches_registered(self, factors: list[dict[str, Any]], start_ns: int) -> None:
@@ -266,7 +278,16 @@ def _failure(error: BaseException) -> Failure:
         undecodable=isinstance(error.__cause__ or error, msgspec.MsgspecError),
         from_agent=is_nixl_error(error),
         unsupported=isinstance(error, NotImplementedError | ValueError),
+        direct=_raised_in(error) == "_nixl_handshake",
     )
+
+
+def _raised_in(error: BaseException) -> str:
+    """Name of the function that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_name if trace is not None else ""
 
 
 @contextlib.contextmanager

@@ -7,12 +7,17 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from nixl_telemetry.signals.description import Describe
 
 IDLE_SECONDS: Final = 0.2
 """So long after the last operation its span is exported."""
+
+
+class _Task(NamedTuple):
+    run: Callable[[], None]
+    done: threading.Event
 
 
 class ExportThread:
@@ -47,26 +52,29 @@ class ExportThread:
     def reset(self) -> None:
         """Forget the queue and the thread, as a forked child must."""
         self._start_lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Describe | threading.Event] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Describe | _Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, describe: Describe) -> None:
-        """Hand over one operation; never blocks."""
+    def submit(self, describe: Describe) -> bool:
+        """Hand over one operation; never blocks. False if it was dropped."""
         if self._queue.qsize() >= self._limit:
             self._on_drop()
-            return
+            return False
         self._queue.put(describe)
         if self._thread is None:
             self._start()
+        return True
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Wait until all that was submitted before is consumed; false if time ran out."""
+    def run(self, task: Callable[[], None], timeout_seconds: float) -> bool:
+        """Run a task on the thread, after all that was submitted before, and wait for it; false if time ran out.
+
+        Nothing happens where nothing was ever submitted.
+        """
         if self._thread is None:
             return True
-        # The queue is first in, first out: when its turn comes, all before it is done.
-        reached = threading.Event()
-        self._queue.put(reached)
-        return reached.wait(timeout_seconds)
+        done = threading.Event()
+        self._queue.put(_Task(task, done))
+        return done.wait(timeout_seconds)
 
     def _start(self) -> None:
         with self._start_lock:
@@ -84,8 +92,9 @@ class ExportThread:
                 timeout = None
                 continue
             timeout = IDLE_SECONDS
-            if isinstance(item, threading.Event):
-                item.set()
+            if isinstance(item, _Task):
+                item.run()
+                item.done.set()
             else:
                 self._consume(item)
 

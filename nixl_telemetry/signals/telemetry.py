@@ -5,7 +5,6 @@
 import atexit
 import functools
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
@@ -56,9 +55,9 @@ class Telemetry:
         if self.settings.metrics:
             self._recorder.add(metric, labels, value)
 
-    def emit(self, describe: Describe) -> None:
-        """Hand a finished operation to the export thread."""
-        self._export.submit(describe)
+    def emit(self, describe: Describe) -> bool:
+        """Hand a finished operation to the export thread; false if it was dropped."""
+        return self._export.submit(describe)
 
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""
@@ -77,18 +76,22 @@ class Telemetry:
 
     def close(self) -> None:
         """Export what is left, within the time that the settings give; safe to call more than once."""
-        atexit.unregister(self.close)
-        # On a thread of its own: OpenTelemetry's flush and shutdown have time limits of their own, longer than ours.
-        closing = threading.Thread(target=self._finish, name="nixl-telemetry-close", daemon=True)
-        closing.start()
-        closing.join(self.settings.shutdown_timeout_seconds)
-        _OPENTELEMETRY.removeHandler(self._exporter_errors)
+        try:
+            atexit.unregister(self.close)
+            # On the export thread: OpenTelemetry has time limits of its own, longer than ours, and a process that ends
+            # cannot start another thread.
+            self._export.run(self._finish, self.settings.shutdown_timeout_seconds)
+            _OPENTELEMETRY.removeHandler(self._exporter_errors)
+        except Exception as error:
+            self.failed("closing", error)
 
     def _finish(self) -> None:
-        self._export.drain(self.settings.shutdown_timeout_seconds)
         if self._spans is not None:
-            self._spans.flush()
-            self._spans.close()
+            try:
+                self._spans.flush()
+                self._spans.close()
+            except Exception as error:
+                self.failed("exporting spans", error, Signal.TRACES)
 
     def _idle(self) -> None:
         if self._spans is not None:
@@ -132,11 +135,16 @@ class _ExporterErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count one complaint, and let it be printed where it would have been without us."""
+        # One for each process, though several connectors may live in it.
+        if (
+            next((handler for handler in _OPENTELEMETRY.handlers if isinstance(handler, _ExporterErrors)), None)
+            is not self
+        ):
+            return
         self._count()
         # Where nobody configured a handler, logging prints warnings by its last resort; ours would have ended that.
         last_resort = logging.lastResort
-        is_first = _OPENTELEMETRY.handlers[:1] == [self]
-        if is_first and last_resort is not None and not logging.root.handlers:
+        if last_resort is not None and not logging.root.handlers:
             last_resort.handle(record)
 
 

@@ -43,8 +43,10 @@ def _exporter(endpoint: str | None) -> SpanExporter | None:
     wanted = {name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")}
     if not wanted & {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
         return None
-    # gRPC by default, as in vLLM.
-    if _configured("PROTOCOL", "grpc") == "grpc":
+    # gRPC by default, as in vLLM; for its own endpoint vLLM reads one variable only.
+    variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    protocol = os.environ.get(variable, "grpc") if endpoint else _configured("PROTOCOL", "grpc")
+    if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
         return GrpcExporter(endpoint=endpoint, insecure=True) if endpoint else GrpcExporter()

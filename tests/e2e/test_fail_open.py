@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,91 +21,99 @@ from nixl_telemetry.testbed import (
 from tests.e2e.conftest import MODEL, MODULE, Servers, fleet, metric, stock_name
 
 REQUESTS = 6
+FAULTY = str(Path(__file__).with_name("faulty"))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A pair, who of it is broken, and the signals under which that shows."""
+
+    mode: str
+    prefill: str
+    decode: str
+    broken: str
+    signals: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.mode}-{self.broken}"
+
+
+FAULTS = [
+    Fault("pull", "prefill", "hooks_raise", "hooks_raise", ("hook",)),
+    Fault("pull", "prefill", "black_hole", "black_hole", ("traces",)),
+    Fault("pull", "prefill", "unmeasured", "unmeasured", ("traces", "nixl")),
+    # In push, the prefill instance moves the KV.
+    Fault("push", "hooks_raise", "exporter_raises", "hooks_raise", ("hook",)),
+    Fault("push", "unmeasured", "exporter_raises", "unmeasured", ("traces", "nixl")),
+    Fault("push", "unmeasured", "exporter_raises", "exporter_raises", ("traces",)),
+]
 
 
 @pytest.fixture(scope="module")
-def black_hole() -> Iterator[BlackHole]:
-    """Accepts connections and never answers."""
-    with BlackHole() as hole:
-        yield hole
-
-
-@pytest.fixture(scope="module", params=["pull", "push"])
-def servers(request: pytest.FixtureRequest, model: Path, black_hole: BlackHole) -> Iterator[Servers]:
-    """A prefill and three decodes of one mode, each with something broken."""
+def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Servers]:
+    """The servers of one mode: one in order, and the broken ones."""
     mode = request.param
     name = stock_name(mode)
-    faulty = str(Path(__file__).with_name("faulty"))
-    hooks = {"PYTHONPATH": faulty, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{unreachable_port()}"}
-    fast = {"OTEL_BSP_SCHEDULE_DELAY": "200", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
-    with fleet(
-        # In push, the initiator is the prefill: there the hooks break.
-        prefill=ServerConfig(
-            model,
-            PRODUCER,
-            name,
-            MODULE if mode == "pull" else "faulty_connectors",
-            env=hooks if mode == "push" else {},
-        ),
-        hooks_raise=ServerConfig(model, CONSUMER, name, "faulty_connectors", env={**hooks, **fast}),
-        no_nixl_telemetry=ServerConfig(
-            model,
-            CONSUMER,
-            name,
-            MODULE,
-            otlp_endpoint=f"http://127.0.0.1:{unreachable_port()}",
-            env={**fast, "NIXL_TELEMETRY_ENABLE": "n"},
-        ),
-        black_hole=ServerConfig(model, CONSUMER, name, MODULE, otlp_endpoint=black_hole.endpoint, env=fast),
-    ) as started:
-        yield started
+    # Soon and often, so that what fails fails within the test.
+    pace = {"OTEL_BSP_SCHEDULE_DELAY": "200", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    mover = CONSUMER if mode == "pull" else PRODUCER
+    with BlackHole() as hole, unreachable_port() as held:
+        nowhere = f"http://127.0.0.1:{held.ports[0]}"
+        configs = {
+            "hooks_raise": ServerConfig(model, mover, name, "faulty_hooks", env={**pace, "PYTHONPATH": FAULTY}),
+            # As with stock vLLM and this variable every transfer would fail.
+            "unmeasured": ServerConfig(
+                model, mover, name, MODULE, otlp_endpoint=nowhere, env={**pace, "NIXL_TELEMETRY_ENABLE": "n"}
+            ),
+        }
+        if mode == "pull":
+            configs["prefill"] = ServerConfig(model, PRODUCER, name, MODULE)
+            configs["black_hole"] = ServerConfig(model, mover, name, MODULE, otlp_endpoint=hole.endpoint, env=pace)
+        else:
+            raising = {**pace, "PYTHONPATH": FAULTY, "OTEL_EXPORTER_OTLP_ENDPOINT": nowhere}
+            configs["exporter_raises"] = ServerConfig(model, CONSUMER, name, "faulty_exporter", env=raising)
+        with fleet(**configs) as started:
+            yield started
 
 
-@pytest.fixture(scope="module")
-def expected(servers: Servers) -> list[tuple[int, ...]]:
-    """Tokens of a prefill instance that generates alone, without any transfer."""
-    (prefill,) = servers.wake("prefill")
-    return [prefill.complete(MODEL.prompt(50 * (seed + 1), seed)).token_ids for seed in range(REQUESTS)]
+PARAMETERS = pytest.mark.parametrize(
+    ("servers", "fault"),
+    [pytest.param(fault.mode, fault, id=str(fault)) for fault in FAULTS],
+    indirect=["servers"],
+    scope="module",
+)
 
 
-@pytest.mark.parametrize("name", ["hooks_raise", "no_nixl_telemetry", "black_hole"])
-def test_all_requests_are_served(servers: Servers, expected: list[tuple[int, ...]], name: str) -> None:
-    """With the tokens that they have without a transfer."""
-    pair = servers.pair("prefill", name)
-    tokens = [
-        disaggregated_completion(*pair, MODEL.prompt(50 * (seed + 1), seed)).token_ids for seed in range(REQUESTS)
-    ]
+@PARAMETERS
+def test_all_requests_are_served(servers: Servers, fault: Fault) -> None:
+    """With the tokens that the prefill instance generates alone, without any transfer."""
+    prefill, decode = servers.pair(fault.prefill, fault.decode)
+    prompts = [MODEL.prompt(50 * (seed + 1), seed) for seed in range(REQUESTS)]
 
-    assert tokens == expected
+    tokens = [disaggregated_completion(prefill, decode, prompt).token_ids for prompt in prompts]
+
+    assert tokens == [prefill.complete(prompt).token_ids for prompt in prompts]
 
 
-def eventually_counted(prefill: VllmServer, server: VllmServer, signal: str) -> bool:
+@PARAMETERS
+def test_the_health_metrics_say_what_failed(servers: Servers, fault: Fault) -> None:
+    """One signal for each kind of failure; vLLM itself counts no failed transfer."""
+    pair = servers.pair(fault.prefill, fault.decode)
+    broken = servers[fault.broken]
+
+    for signal in fault.signals:
+        assert eventually_counted(broken, pair, signal), signal
+    assert metric(broken, "vllm:nixl_num_failed_transfers_total") == 0
+    if "nixl" in fault.signals:
+        assert "Is NIXL_TELEMETRY_ENABLE set to n?" in broken.log_text()
+
+
+def eventually_counted(broken: VllmServer, pair: tuple[VllmServer, VllmServer], signal: str) -> bool:
     """Whether an error of this kind shows on /metrics; updates travel with steps, so there must be some."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        disaggregated_completion(prefill, server, MODEL.prompt(40, seed=time.monotonic_ns()))
-        if metric(server, "nixl_telemetry_errors_total", signal=signal) > 0:
+        disaggregated_completion(*pair, MODEL.prompt(40, seed=time.monotonic_ns()))
+        if metric(broken, "nixl_telemetry_errors_total", signal=signal) > 0:
             return True
         time.sleep(1)
     return False
-
-
-@pytest.mark.parametrize(
-    ("name", "signals"),
-    [("hooks_raise", ["hook"]), ("no_nixl_telemetry", ["traces"]), ("black_hole", ["traces"])],
-)
-def test_the_health_metrics_say_what_failed(servers: Servers, name: str, signals: list[str]) -> None:
-    """One signal for each kind of failure."""
-    for signal in signals:
-        assert eventually_counted(*servers.pair("prefill", name), signal), signal
-
-
-def test_nixl_without_telemetry_is_named(servers: Servers, request: pytest.FixtureRequest) -> None:
-    """On the initiator, where stock vLLM fails every request."""
-    if "push" in request.node.name:
-        pytest.skip("the decode instance initiates nothing in push")
-    prefill, server = servers.pair("prefill", "no_nixl_telemetry")
-
-    assert eventually_counted(prefill, server, "nixl")
-    assert "Is NIXL_TELEMETRY_ENABLE set to n?" in server.log_text()
-    assert metric(server, "vllm:nixl_num_failed_transfers_total") == 0

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Every hook of ours raises, one at a time: vLLM and NIXL do what they do without us."""
 
+import ast
 import inspect
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from nixl_telemetry.operations import handshake, transfer
 from nixl_telemetry.seam import scheduler, worker
+from nixl_telemetry.seam.agent import AgentHooks
 from nixl_telemetry.signals.telemetry import guarded
 from tests.seam.test_handshake import GOOD, accepting, shake
 from tests.support.agents import move
@@ -87,3 +89,27 @@ def test_failures_are_counted(observed: Observed, monkeypatch: pytest.MonkeyPatc
         shake(pull_worker, port)
 
     assert observed.updates() == {("nixl_telemetry_errors_total", "hook"): 1}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "observer"),
+    [
+        (worker.WorkerHooks, worker.WorkerObserver),
+        (worker.PullWorkerHooks, worker.WorkerObserver),
+        (worker.PushWorkerHooks, worker.WorkerObserver),
+        (scheduler.SchedulerHooks, scheduler.SchedulerObserver),
+        (AgentHooks, transfer.TransferTable),
+    ],
+)
+def test_hooks_call_guarded_methods_only(hooks: type, observer: type) -> None:
+    """Read from the source, so that a guard that somebody removes is missed."""
+    called = {
+        node.func.attr
+        for node in ast.walk(ast.parse(inspect.getsource(hooks)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) in ("self._nixl_telemetry", "observer", "table")
+    }
+
+    assert called
+    assert [name for name in sorted(called) if not hasattr(getattr(observer, name), "__guarded__")] == []

@@ -115,6 +115,19 @@ def test_registration_that_fails(observed: Observed, pull_worker: Any) -> None:
     assert not observed.span("nixl.handshake.register").status.is_ok
 
 
+def test_tensor_parallel_sizes_that_do_not_fit(observed: Observed, pull_worker: Any) -> None:
+    """vLLM asserts that before it asks anything: the peer is not to blame for its payload."""
+
+    def target_ranks(*sizes: int) -> list[int]:
+        raise AssertionError("Local tensor parallel size 2 is not divisible by remote tensor parallel size 3.")
+
+    pull_worker.transfer_topo.handshake_target_ranks = target_ranks
+    with peer(lambda: [GOOD, CLOCK]) as port, pytest.raises(AssertionError):
+        shake(pull_worker, port)
+
+    assert error_types(observed) == ["layout_mismatch"]
+
+
 def test_enforcement_off(observed: Observed, pull_worker: Any) -> None:
     """A differing hash is let through and counted."""
     pull_worker.enforce_compat_hash = False

@@ -19,7 +19,7 @@ from nixl_telemetry import connectors
 from nixl_telemetry.plugin import register
 from nixl_telemetry.seam import wiring
 from nixl_telemetry.seam.versions import unsupported, vllm_version
-from nixl_telemetry.settings import SettingsError
+from nixl_telemetry.settings import Settings, SettingsError
 
 STOCK = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 MODULE = "nixl_telemetry.connectors"
@@ -78,10 +78,20 @@ def test_inside_a_multi_connector(wire: str, stock: str, monkeypatch: pytest.Mon
     )
     wiring.resolve(config)
 
-    assert config.kv_connector_extra_config["connectors"] == [
-        {"kv_connector": stock, "kv_role": "kv_both", "kv_connector_module_path": MODULE},
-        other,
-    ]
+    ours, theirs = config.kv_connector_extra_config["connectors"]
+    assert ours.pop("kv_connector_extra_config") == {"telemetry": Settings.load({}, {}).model_dump()}
+    assert ours == {"kv_connector": stock, "kv_role": "kv_both", "kv_connector_module_path": MODULE}
+    assert theirs == other
+
+
+def test_variables_are_written_into_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they hold in every process: Ray passes vLLM's variables on to its workers, and not ours."""
+    monkeypatch.setenv("NIXLTEL_TRACES", "0")
+    config = config_of("module", "NixlConnector", monkeypatch, kv_connector_extra_config={"num_threads": 1})
+    monkeypatch.delenv("NIXLTEL_TRACES")
+
+    assert Settings.load(config.kv_connector_extra_config) == Settings.load({"telemetry": {"traces": False}}, {})
+    assert config.kv_connector_extra_config["num_threads"] == 1
 
 
 def test_stock_stays_stock() -> None:

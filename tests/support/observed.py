@@ -28,9 +28,13 @@ class Observed:
     exporter: InMemorySpanExporter
     lines: list[logging.LogRecord] = field(default_factory=list)
 
+    def settle(self) -> None:
+        """Wait until all that was handed over is exported."""
+        assert self.telemetry._export.run(lambda: None, 5)
+
     def spans(self) -> list[ReadableSpan]:
         """The exported spans, children before their parents."""
-        assert self.telemetry._export.drain(5)
+        self.settle()
         return list(self.exporter.get_finished_spans())
 
     def span(self, name: str) -> ReadableSpan:
@@ -40,11 +44,12 @@ class Observed:
 
     def messages(self) -> list[str]:
         """The log lines."""
-        assert self.telemetry._export.drain(5)
+        self.settle()
         return [record.getMessage() for record in self.lines]
 
     def updates(self) -> dict[tuple[str, ...], Any]:
         """The metric updates since the last call, by (name, *labels)."""
+        self.settle()
         batch = self.telemetry.drain() or {}
         return {(name, *label_values(key)): value for name, series in batch.items() for key, value in series.items()}
 

@@ -114,7 +114,9 @@ def test_bypass(observed: Observed, start: Start) -> None:
 @pytest.mark.parametrize(
     ("steps", "failure", "expected"),
     [
-        ("", Failure(AssertionError()), ErrorType.PAYLOAD_DECODE),
+        ("", Failure(AssertionError(), direct=True), ErrorType.PAYLOAD_DECODE),
+        ("", Failure(TypeError("clock"), direct=True), ErrorType.PAYLOAD_DECODE),
+        ("", Failure(AssertionError("TP 2 and 3"), direct=False), ErrorType.LAYOUT_MISMATCH),
         ("", Failure(RuntimeError("Failed to decode"), undecodable=True), ErrorType.PAYLOAD_DECODE),
         ("c", Failure(RuntimeError("engine"), undecodable=False), ErrorType.ENGINE_ID_MISMATCH),
         ("c", Failure(RuntimeError("metadata"), undecodable=True), ErrorType.METADATA_DECODE),
@@ -122,7 +124,7 @@ def test_bypass(observed: Observed, start: Start) -> None:
         ("c", Failure(KeyError("x")), ErrorType.OTHER),
         ("cr", Failure(AssertionError("layout")), ErrorType.LAYOUT_MISMATCH),
         ("cr", Failure(Exception("NIXL_ERR"), from_agent=True), ErrorType.AGENT_ERROR),
-        ("crd", Failure(AssertionError("second rank")), ErrorType.PAYLOAD_DECODE),
+        ("crd", Failure(AssertionError("second rank"), direct=True), ErrorType.PAYLOAD_DECODE),
         ("cr", Failure(KeyboardInterrupt()), ErrorType.LAYOUT_MISMATCH),
     ],
 )
@@ -209,3 +211,12 @@ def test_a_failure_before_the_query(observed: Observed, start: Start) -> None:
     start().finish(Failure(RuntimeError("no CUDA context")))
 
     assert [key[1] for key in observed.updates() if key[0] == DURATION] == ["layout_mismatch", "_OTHER"]
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example", "", "no such host"])
+def test_a_host_that_cannot_be_looked_up_is_unreachable(observed: Observed, host: str) -> None:
+    """It comes from a client's request, and ZeroMQ takes anything."""
+    peer = Peer("there", host, 70_000)
+    Handshake(observed.telemetry, peer, Purpose.TRANSFER, "aaa", True, 1).finish(Failure(Exception(), timed_out=True))
+
+    assert list(observed.updates()) == [(DURATION, "unreachable")]

@@ -6,8 +6,11 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.catalogue import TRANSFER_BYTES
@@ -103,6 +106,36 @@ def test_close_is_bounded_and_repeatable() -> None:
     hang.set()
 
 
+def test_close_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in a finally of vLLM's shutdown, and at exit, where no thread can be started any more."""
+    telemetry = Telemetry(Settings.load({}, {}), TransferMode.PULL, {})
+    telemetry.emit(Description)
+
+    def no_more_threads(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    telemetry.close()
+    monkeypatch.setattr(telemetry._export, "run", None)
+    telemetry.close()
+
+
+def test_an_exporter_that_raises_is_counted(monkeypatch: pytest.MonkeyPatch, observed: Observed) -> None:
+    """In OpenTelemetry's own batch processor, which logs it and goes on."""
+
+    class Raises(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            raise RuntimeError("injected")
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(Raises()))
+    provider.get_tracer("test").start_span("x").end()
+    provider.force_flush()
+    provider.shutdown()
+
+    assert observed.updates()[ERRORS, Signal.TRACES] >= 1
+
+
 def test_what_opentelemetry_complains_of_is_counted(observed: Observed) -> None:
     """Export errors of any provider, vLLM's too, show in the suite's own health."""
     logging.getLogger("opentelemetry.exporter.otlp").error("Failed to export traces")
@@ -138,7 +171,7 @@ def test_metrics_can_be_switched_off_but_not_the_health() -> None:
 def test_a_forked_child_exports_on_a_thread_of_its_own(observed: Observed) -> None:
     """Threads do not survive a fork; the child starts one and does not send the parent's queue again."""
     observed.telemetry.emit(Description)
-    assert observed.telemetry._export.drain(5)
+    observed.settle()
     child = os.fork()
     if child == 0:
         done = threading.Event()

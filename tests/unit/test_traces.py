@@ -99,9 +99,11 @@ def test_exporter_of_the_environment(environ: dict[str, str], expected: Any, mon
 
 
 def test_vllm_s_endpoint_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With several API servers vLLM leaves the engine's processes without a provider."""
+    """With several API servers vLLM leaves the engine's processes without a provider; it reads this variable only."""
     for name, value in {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}.items():
         monkeypatch.setenv(name, value)
+    assert isinstance(traces._exporter("http://127.0.0.1:2"), GrpcExporter)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
 
     exporter = traces._exporter("http://127.0.0.1:2/v1/traces")
 

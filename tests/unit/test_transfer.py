@@ -52,7 +52,7 @@ def test_success(observed: Observed, table: TransferTable, post: Post) -> None:
     table.polled(handle, "PROC")
     table.polled(handle, "DONE")
     table.done(handle, NIXL_RESULT)
-    table.released(handle)
+    table.released(table.take(handle))
 
     updates = observed.updates()
     (delay,) = updates.pop((DELAY, "read"))
@@ -108,7 +108,7 @@ def test_done_without_nixl_telemetry(observed: Observed, table: TransferTable, p
     handle = object()
     post(handle)
     table.done_unmeasured(handle, RuntimeError("no telemetry"))
-    table.released(handle)
+    table.released(table.take(handle))
 
     updates = observed.updates()
     (duration,) = updates.pop((DURATION, "read", ""))
@@ -131,7 +131,7 @@ def _posting(table: TransferTable, handle: object) -> None:
     table.prepared(table.start("READ", range(12)), handle)
     table.posting(handle)
     table.posting_failed(handle, RuntimeError("no route"))
-    table.released(handle)
+    table.released(table.take(handle))
 
 
 def _state(table: TransferTable, handle: object) -> None:
@@ -139,20 +139,20 @@ def _state(table: TransferTable, handle: object) -> None:
     table.posting(handle)
     table.polled(handle, "ERR")
     table.polled(handle, "ERR")
-    table.released(handle)
+    table.released(table.take(handle))
 
 
 def _poll(table: TransferTable, handle: object) -> None:
     table.prepared(table.start("READ", range(12)), handle)
     table.posting(handle)
     table.poll_failed(handle, ConnectionError("remote disconnect"))
-    table.released(handle)
+    table.released(table.take(handle))
 
 
 def _cancelled(table: TransferTable, handle: object) -> None:
     table.prepared(table.start("READ", range(12)), handle)
     table.posting(handle)
-    table.released(handle)
+    table.released(table.take(handle))
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_failures(
 
 def test_nothing_is_known_of_a_foreign_handle(observed: Observed, table: TransferTable) -> None:
     """Handles that were prepared before the hooks, or dropped, are left alone."""
-    for call in (table.posting, table.released):
-        call(object())
+    table.posting(object())
+    table.released(table.take(object()))
     table.polled(object(), "PROC")
     table.polled(object(), "ERR")
     table.done(object(), NIXL_RESULT)
@@ -250,3 +250,27 @@ def test_blocks_that_two_transfers_move_together_count_once(
     updates = observed.updates()
     assert updates["nixl_transfer_blocks_total", "read"] == 3
     assert len(updates[DURATION, "read", ""]) == 2
+
+
+def test_a_handle_that_cannot_be_released_is_polled_again(observed: Observed, table: TransferTable, post: Post) -> None:
+    """vLLM keeps it, and its end still counts once."""
+    handle = object()
+    post(handle)
+    table.put_back(handle, table.take(handle))
+    table.done(handle, NIXL_RESULT)
+    table.released(table.take(handle))
+
+    assert observed.updates()[DURATION, "read", ""] == [0.0025]
+    assert table._transfers == {}
+
+
+def test_blocks_by_region_are_not_multiplied_by_the_regions(observed: Observed, table: TransferTable) -> None:
+    """vLLM lists the same blocks once for each region where the two sides group their caches differently."""
+    assert table.current.request is not None
+    table.current.request.by_region = True
+    table.current.request.local_blocks = [[1, 2, 3]] * 27
+    handle = object()
+    table.prepared(table.start("READ", range(81)), handle)
+    table.done(handle, NIXL_RESULT)
+
+    assert observed.updates()["nixl_transfer_blocks_total", "read"] == 3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""The instrumented connectors, with every hook of the telemetry raising, and an exporter that raises."""
+"""The instrumented connectors, with every hook of the telemetry raising."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 from nixl_telemetry.connectors import *  # noqa: F403
 from nixl_telemetry.operations import handshake, transfer
 from nixl_telemetry.seam import scheduler, worker
-from nixl_telemetry.signals import traces
 from nixl_telemetry.signals.telemetry import guarded
 
 SPARED = ("with_updates",)
@@ -29,17 +28,3 @@ for module in (handshake, transfer, worker, scheduler):
             for name, value in list(vars(owner).items()):
                 if hasattr(value, "__guarded__") and name not in SPARED:
                     setattr(owner, name, _raising(f"{owner.__name__}.{name}"))
-
-
-class _RaisingExporter:
-    def export(self, spans: Any) -> Any:
-        raise RuntimeError("injected into the exporter")
-
-    def shutdown(self) -> None:
-        pass
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
-        return True
-
-
-traces._exporter = lambda endpoint: _RaisingExporter()  # type: ignore[assignment,return-value]
