@@ -12,7 +12,7 @@ from typing import Any
 
 from nixl_telemetry.plugin import register
 from nixl_telemetry.seam.versions import unsupported, vllm_version
-from nixl_telemetry.signals.logs import logger
+from nixl_telemetry.signals.logger import logger
 
 __all__ = [
     "InstrumentedNixlConnector",

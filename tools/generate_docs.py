@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from nixl_telemetry.settings import AUTO_VARIABLE, CONFIG_KEY, Settings, variable_of
 from nixl_telemetry.signals import catalogue, semconv
 from nixl_telemetry.signals.catalogue import CATALOGUE, COMMON_LABELS, Kind, Label, Metric
-from nixl_telemetry.signals.logs import LOGGER_NAME
+from nixl_telemetry.signals.logger import LOGGER_NAME
 from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, Signal, SpanName
 from nixl_telemetry.signals.traces import SCOPE
 

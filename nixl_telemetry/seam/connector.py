@@ -16,7 +16,7 @@ from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_v
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks, WorkerObserver
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import semconv
-from nixl_telemetry.signals.logs import logger
+from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.semconv import TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 

@@ -5,7 +5,7 @@
 import inspect
 from typing import Any, Final
 
-from nixl_telemetry.signals.logs import logger
+from nixl_telemetry.signals.logger import logger
 
 OBSERVER: Final = "_nixl_telemetry"
 """Attribute that holds the observer of an instrumented object."""

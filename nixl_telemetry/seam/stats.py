@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 
 from nixl_telemetry.seam.versions import connector_version
 from nixl_telemetry.signals.catalogue import ADDED_LABELS, CATALOGUE, TELEMETRY_ERRORS, Kind, Metric
-from nixl_telemetry.signals.logs import logger
+from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.metrics import Batch, label_values, merge
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 

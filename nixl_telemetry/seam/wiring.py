@@ -13,8 +13,7 @@ from collections.abc import MutableMapping
 from typing import Any, Final, Protocol
 
 from nixl_telemetry.seam.versions import unsupported, vllm_version
-from nixl_telemetry.settings import CONFIG_KEY, Settings, SettingsError, is_auto
-from nixl_telemetry.signals.logs import logger
+from nixl_telemetry.signals.logger import logger
 
 MODULE: Final = "nixl_telemetry.connectors"
 STOCK_NAMES: Final = {
@@ -42,6 +41,8 @@ def install() -> None:
 
     @functools.wraps(stock)
     def resolve_first(self: Any, *args: Any, **kwargs: Any) -> None:
+        from nixl_telemetry.settings import SettingsError
+
         try:
             resolve(self.kv_transfer_config)
         except SettingsError:
@@ -75,6 +76,9 @@ def resolve(config: _Config | None) -> None:
 
 
 def _resolve_fields(config: MutableMapping[str, Any]) -> None:
+    # Not at the top: the plugin runs in every process, and building the settings model takes longer than all the rest.
+    from nixl_telemetry.settings import CONFIG_KEY, Settings, is_auto
+
     name = config.get("kv_connector")
     if name in STOCK_NAMES:
         config["kv_connector"] = STOCK_NAMES[name]

@@ -2,21 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Log lines: structlog events through the standard ``logging`` tree, so that the host's handlers stay in charge."""
 
-import logging
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import structlog
 from opentelemetry.trace import SpanContext
 
 from nixl_telemetry.signals.description import Attributes, LogLine
-
-LOGGER_NAME: Final = "vllm.nixl_telemetry"
-"""A child of vLLM's logger: vLLM installs its handler there and leaves the root logger alone."""
-
-
-def logger() -> logging.Logger:
-    """The logger under which everything of ours is logged."""
-    return logging.getLogger(LOGGER_NAME)
+from nixl_telemetry.signals.logger import logger
 
 
 class LogWriter:

@@ -12,7 +12,8 @@ from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED, TELEMETRY_ERRORS, Metric
 from nixl_telemetry.signals.description import Attributes, Describe
 from nixl_telemetry.signals.export import ExportThread
-from nixl_telemetry.signals.logs import LogWriter, logger
+from nixl_telemetry.signals.logger import logger
+from nixl_telemetry.signals.logs import LogWriter
 from nixl_telemetry.signals.metrics import Batch, Recorder
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 from nixl_telemetry.signals.traces import SpanWriter

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from nixl_telemetry.settings import Settings
-from nixl_telemetry.signals.logs import LOGGER_NAME
+from nixl_telemetry.signals.logger import LOGGER_NAME
 from nixl_telemetry.signals.metrics import label_values
 from nixl_telemetry.signals.semconv import TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
