@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeConflict
+from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer, is_listening
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import (
@@ -20,7 +21,7 @@ from nixl_telemetry.signals.catalogue import (
     UNKNOWN_FACTOR,
 )
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import AttributeValue, Description, LogLine, Span
+from nixl_telemetry.signals.description import AttributeValue, Description, Span
 from nixl_telemetry.signals.semconv import ErrorType, EventName, Purpose, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -86,6 +87,11 @@ class Handshake:
         self._enter(SpanName.HANDSHAKE_METADATA)
 
     @property
+    def duration_s(self) -> float:
+        """From the first query to the end. Seconds."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
     def hash_differs(self) -> bool:
         """Whether the peer sent another hash than ours."""
         return bool(self.remote_hash) and self.remote_hash != self.local_hash
@@ -133,7 +139,7 @@ class Handshake:
         return self.describe()
 
     def _record(self) -> None:
-        self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=(self.end_ns - self.start_ns) / 1e9)
+        self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=self.duration_s)
         if self.error is ErrorType.COMPAT_MISMATCH:
             self.telemetry.record(HANDSHAKE_REJECTIONS, UNKNOWN_FACTOR)
         elif self.hash_differs:
@@ -174,16 +180,15 @@ class Handshake:
                 for stage in self.stages
             ),
         )
-        return Description(span, self._log_line(attributes))
-
-    def _log_line(self, attributes: dict[str, AttributeValue]) -> LogLine:
-        duration = (self.end_ns - self.start_ns) / 1e9
-        keys = {**attributes, "duration_s": round(duration, 6)}
-        if self.error:
-            keys |= {semconv.ERROR_TYPE: self.error, "message": self.message}
-            return LogLine(EventName.HANDSHAKE_FAILED, logging.ERROR, keys)
-        slow = duration > self.telemetry.settings.slow_handshake_seconds
-        return LogLine(EventName.HANDSHAKE_FINISHED, logging.WARNING if slow else logging.INFO, keys)
+        line = outcome_line(
+            Outcome(self.duration_s, self.error, self.message),
+            attributes,
+            EventName.HANDSHAKE_FINISHED,
+            EventName.HANDSHAKE_FAILED,
+            slow_s=self.telemetry.settings.slow_handshake_seconds,
+            level=logging.INFO,
+        )
+        return Description(span, line)
 
     def _enter(self, name: SpanName) -> None:
         now = now_ns()

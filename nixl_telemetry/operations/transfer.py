@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
+from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import (
@@ -28,7 +29,7 @@ from nixl_telemetry.signals.catalogue import (
     TRANSFERS_IN_FLIGHT,
 )
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import AttributeValue, Description, LogLine, Span
+from nixl_telemetry.signals.description import AttributeValue, Description, Span
 from nixl_telemetry.signals.semconv import (
     MODE_OF_OPERATION,
     ConflictSource,
@@ -189,15 +190,15 @@ class Transfer:
             self.message,
             events=(self.conflict.event(),) if self.conflict else (),
         )
-        return Description(span, self._log_line(attributes))
-
-    def _log_line(self, attributes: dict[str, AttributeValue]) -> LogLine:
-        keys = {**attributes, "duration_s": round(self.duration_s, 6)}
-        if self.error:
-            keys |= {semconv.ERROR_TYPE: self.error, "message": self.message}
-            return LogLine(EventName.TRANSFER_FAILED, logging.ERROR, keys)
-        slow = self.duration_s > self.telemetry.settings.slow_transfer_seconds
-        return LogLine(EventName.TRANSFER_FINISHED, logging.WARNING if slow else logging.DEBUG, keys)
+        line = outcome_line(
+            Outcome(self.duration_s, self.error, self.message),
+            attributes,
+            EventName.TRANSFER_FINISHED,
+            EventName.TRANSFER_FAILED,
+            slow_s=self.telemetry.settings.slow_transfer_seconds,
+            level=logging.DEBUG,
+        )
+        return Description(span, line)
 
 
 class TransferTable:
