@@ -104,8 +104,13 @@ def _instrumented(stock: type, hooks: type, observed: Observed, monkeypatch: pyt
     transfers = TransferTable(observed.telemetry)
     instrument(worker, hooks, WorkerObserver(observed.telemetry, worker, transfers))
     yield worker
-    # Without its executor a worker takes itself for unfinished, and its finaliser does nothing.
-    worker.__dict__.pop("_handshake_initiation_executor").shutdown()
+    worker._handshake_initiation_executor.shutdown()
+    # A worker's finaliser shuts it down, for which this one lacks nearly everything.
+    worker.__class__ = _Finished
+
+
+class _Finished:
+    pass
 
 
 def _shortened(setsockopt: Any, receive_timeout: int) -> Any:

@@ -3,6 +3,7 @@
 """All three wirings lead to the instrumented classes and take the stock name's branch at every gate."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -140,7 +141,13 @@ def test_register_is_idempotent() -> None:
     assert VllmConfig.__post_init__ is hooked
 
 
-def gates() -> Iterator[tuple[str, str, str]]:
+@functools.cache
+def gates() -> tuple[tuple[str, str, str], ...]:
+    """Every place in vLLM that compares a connector's name; the walk over its sources takes seconds."""
+    return tuple(_walk())
+
+
+def _walk() -> Iterator[tuple[str, str, str]]:
     """Every place in vLLM that compares a connector's name: (place, what is called or compared, the name).
 
     Found in the syntax tree: ``x.has_connector("Name")``, also with names from a loop over a literal tuple, and
@@ -185,7 +192,7 @@ def _is_name_of_connector(node: ast.expr) -> bool:
 @NAMES
 def test_name_gates(wire: str, stock: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gate answers for the wired config as for the stock one, at the top and inside a MultiConnector."""
-    found = list(gates())
+    found = gates()
     if vllm_version() >= "0.29":
         assert any(name.startswith("Nixl") for _, _, name in found), "the walk finds no gate at all"
 
