@@ -5,6 +5,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,15 +18,13 @@ TESTS = ("test_contract.py", "test_handshake.py", "test_stats.py", "test_wiring.
 ELSEWHERE = "tests/seam/test_wiring.py::test_an_unsupported_vllm_runs_stock"
 """Says the same in every version, and imports vLLM once more to do so."""
 
+Result = subprocess.CompletedProcess[str]
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_version(version: str) -> None:
+
+def run_tests(version: str) -> Result:
     """Its Python sources in front of the installed ones: imports find them, compiled parts are not needed."""
-    assert (SOURCES / version / "vllm").is_dir(), f"no sources of vLLM {version}: run `make contract`"
-
     tests = [f"tests/seam/{name}" for name in TESTS]
-    result = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "--deselect", ELSEWHERE],
         env={**os.environ, "PYTHONPATH": str(SOURCES / version), "NIXLTEL_TESTBED_VLLM": version},
         cwd=ROOT,
@@ -32,5 +32,21 @@ def test_version(version: str) -> None:
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[dict[str, Future[Result]]]:
+    """The runs of all versions, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {version: pool.submit(run_tests, version) for version in VERSIONS}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_version(version: str, results: dict[str, Future[Result]]) -> None:
+    """All of them pass."""
+    assert (SOURCES / version / "vllm").is_dir(), f"no sources of vLLM {version}: run `make contract`"
+
+    result = results[version].result()
 
     assert result.returncode == 0, result.stdout[-4000:]
