@@ -15,7 +15,6 @@ import pytest
 
 from nixl_telemetry.testbed import (
     MetricsSnapshot,
-    OtlpReceiver,
     ServerConfig,
     TinyModel,
     VllmServer,
@@ -29,7 +28,7 @@ BLOCK_BYTES = BLOCK_SIZE * MODEL.num_layers * 2 * MODEL.num_kv_heads * MODEL.hea
 """Bytes of one block over all layers: keys and values, in two-byte numbers."""
 
 START_SECONDS = 600.0
-"""All servers of a fleet start side by side, on however few cores there are."""
+"""Two servers of a fleet start side by side, on however few cores there are."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -106,13 +105,6 @@ def unlabelled(snapshot: MetricsSnapshot, mode: str) -> list[Any]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model."""
     return MODEL.write(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def receiver() -> Iterator[OtlpReceiver]:
-    """A real OTLP receiver."""
-    with OtlpReceiver() as receiver:
-        yield receiver
 
 
 class Servers:
