@@ -180,9 +180,34 @@ def test_stock_and_instrumented_pair(servers: Fleet, prefill: str, decode: str) 
     assert mixed.token_ids == servers.stock_tokens(prompt)
 
 
-def transfers(spans: Sequence[ReceivedSpan], since: int = 0) -> list[ReceivedSpan]:
-    """The transfer spans."""
-    return [span for span in spans if span.name == "nixl.transfer"][since:]
+def transfers(spans: Sequence[ReceivedSpan], since_ns: int = 0) -> list[ReceivedSpan]:
+    """The transfer spans, by when they started: an earlier one may arrive late."""
+    return [span for span in spans if span.name == "nixl.transfer" and span.start_ns >= since_ns]
+
+
+def moved(mover: VllmServer, way: str) -> list[float]:
+    """Transfers, blocks and bytes so far."""
+    names = ("nixl_transfer_duration_seconds_count", "nixl_transfer_blocks_total", "nixl_transfer_bytes_total")
+    return [metric(mover, name, direction=way) for name in names]
+
+
+def moved_at_rest(mover: VllmServer, way: str) -> list[float]:
+    """The same when it stands still: a push is seen done by a later step than the one that answers."""
+    for _ in range(30):
+        seen = moved(mover, way)
+        time.sleep(0.5)
+        if moved(mover, way) == seen and metric(mover, "nixl_transfers_in_flight", direction=way) == 0:
+            return seen
+    raise AssertionError(f"{mover.name} never rests: {seen}")
+
+
+def moves(mover: VllmServer, way: str, before: list[float], wanted: list[float]) -> bool:
+    """Whether it has moved just that since."""
+
+    def all_of_it() -> bool:
+        return [now - then for now, then in zip(moved(mover, way), before, strict=True)] == wanted
+
+    return wait_until(all_of_it, 30) and metric(mover, "nixl_transfers_in_flight", direction=way) == 0
 
 
 def test_counts_are_true(servers: Fleet) -> None:
@@ -191,30 +216,22 @@ def test_counts_are_true(servers: Fleet) -> None:
     prefill, decode = servers.pair("prefill", "decode")
     mover = initiator(servers.mode, prefill, decode)
     way = direction(servers.mode)
-    names = ("nixl_transfer_duration_seconds_count", "nixl_transfer_blocks_total", "nixl_transfer_bytes_total")
-    before = [metric(mover, name, direction=way) for name in names]
-    spans_before = len(transfers(servers.receiver.spans()))
+    before = moved_at_rest(mover, way)
+    since = time.time_ns()
     for seed, length in enumerate(lengths):
         disaggregated_completion(prefill, decode, MODEL.prompt(length, seed=100 + seed))
 
     blocks = sum(map(blocks_of, lengths))
     wanted = [len(lengths), blocks, blocks * BLOCK_BYTES]
 
-    def moved() -> list[float]:
-        return [metric(mover, name, direction=way) - then for name, then in zip(names, before, strict=True)]
-
-    # A push is seen done by a later step than the one that answers.
-    assert wait_until(lambda: moved()[0] == wanted[0], 30)
-    assert moved() == wanted
-    assert metric(mover, "nixl_transfers_in_flight", direction=way) == 0
+    assert moves(mover, way, before, wanted), (moved(mover, way), before, wanted)
     assert metric(mover, "nixl_transfer_duration_seconds_count", direction=way) == metric(
         mover, "vllm:nixl_xfer_time_seconds_count"
     )
     assert metric(mover, "nixl_transfer_bytes_total") == metric(mover, "vllm:nixl_bytes_transferred_sum")
     assert metric(mover, "nixl_transfer_descriptors_total") == metric(mover, "vllm:nixl_num_descriptors_sum")
     found = transfers(
-        servers.receiver.wait_for(lambda spans: len(transfers(spans, spans_before)) >= len(lengths), timeout=60),
-        spans_before,
+        servers.receiver.wait_for(lambda spans: len(transfers(spans, since)) >= len(lengths), timeout=60), since
     )
     assert sorted(span.attributes["nixl.transfer.block.count"] for span in found) == sorted(map(blocks_of, lengths))
     assert sum(span.attributes["nixl.transfer.size"] for span in found) == blocks * BLOCK_BYTES
@@ -250,8 +267,7 @@ def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
     prefill, decode = servers.pair("prefill", "decode_tp2")
     mover = initiator(servers.mode, prefill, decode)
     way = direction(servers.mode)
-    names = ("nixl_transfer_duration_seconds_count", "nixl_transfer_blocks_total", "nixl_transfer_bytes_total")
-    before = [metric(mover, name, direction=way) for name in names]
+    before = moved_at_rest(mover, way)
     for seed, length in enumerate(lengths):
         split = disaggregated_completion(prefill, decode, MODEL.prompt(length, seed=200 + seed))
         assert split.prefill.kv_transfer_params is not None
@@ -259,12 +275,7 @@ def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
     blocks = sum(map(blocks_of, lengths))
     wanted = [2 * len(lengths), 2 * blocks, blocks * BLOCK_BYTES]
 
-    def moved() -> list[float]:
-        return [metric(mover, name, direction=way) - then for name, then in zip(names, before, strict=True)]
-
-    assert wait_until(lambda: moved()[0] == wanted[0], 30)
-    assert moved() == wanted
-    assert metric(mover, "nixl_transfers_in_flight", direction=way) == 0
+    assert moves(mover, way, before, wanted), (moved(mover, way), before, wanted)
     # In pull two ranks shake hands with one, in push one and two do with each other.
     assert metric(decode, "nixl_handshake_duration_seconds_count", error_type="") == 2
     if servers.mode == "push":
@@ -283,11 +294,14 @@ def test_inside_multi_connector(servers: Fleet) -> None:
     prompt = MODEL.prompt(150, seed=300)
     prefill, decode = servers.pair("prefill", "decode_multi")
     mover = initiator(servers.mode, prefill, decode)
-    before = metric(mover, "nixl_transfer_blocks_total")
+    way = direction(servers.mode)
+    before = moved_at_rest(mover, way)
 
     multi = disaggregated_completion(prefill, decode, prompt)
 
-    assert wait_until(lambda: metric(mover, "nixl_transfer_blocks_total") - before == blocks_of(150), 30)
+    blocks = blocks_of(150)
+    wanted = [1, blocks, blocks * BLOCK_BYTES]
+    assert moves(mover, way, before, wanted), (moved(mover, way), before, wanted)
     if servers.mode == "pull":
         assert metric(decode, "nixl_handshake_bypassed_total") == 1
         assert "event=nixl.compat.enforcement_off" in decode.log_text()
@@ -322,10 +336,10 @@ def test_nothing_went_wrong_inside(servers: Fleet, name: str) -> None:
 def test_spans_outlive_the_server(servers: Fleet) -> None:
     """The last one of its fleet: the initiator ends a second after a request, and its transfer has arrived."""
     prefill, decode = servers.pair("prefill", "decode")
-    before = len(transfers(servers.receiver.spans()))
+    since = time.time_ns()
     disaggregated_completion(prefill, decode, MODEL.prompt(77, seed=400))
     time.sleep(1)
     initiator(servers.mode, prefill, decode).stop()
 
-    spans = servers.receiver.wait_for(lambda spans: len(transfers(spans, before)) >= 1, timeout=1)
-    assert [span.attributes["nixl.transfer.block.count"] for span in transfers(spans, before)][-1] == blocks_of(77)
+    spans = servers.receiver.wait_for(lambda spans: len(transfers(spans, since)) >= 1, timeout=1)
+    assert [span.attributes["nixl.transfer.block.count"] for span in transfers(spans, since)] == [blocks_of(77)]
