@@ -198,14 +198,14 @@ def moved_at_rest(mover: VllmServer, way: str) -> list[float]:
         time.sleep(0.5)
         if moved(mover, way) == seen and metric(mover, "nixl_transfers_in_flight", direction=way) == 0:
             return seen
-    raise AssertionError(f"{mover.name} never rests: {seen}")
+    raise AssertionError(f"{mover.name} never rests: {moved(mover, way)}")
 
 
-def moves(mover: VllmServer, way: str, before: list[float], wanted: list[float]) -> bool:
+def moves(mover: VllmServer, way: str, before: Sequence[float], wanted: Sequence[float]) -> bool:
     """Whether it has moved just that since."""
 
     def all_of_it() -> bool:
-        return [now - then for now, then in zip(moved(mover, way), before, strict=True)] == wanted
+        return [now - then for now, then in zip(moved(mover, way), before, strict=True)] == list(wanted)
 
     return wait_until(all_of_it, 30) and metric(mover, "nixl_transfers_in_flight", direction=way) == 0
 
