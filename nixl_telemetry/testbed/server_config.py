@@ -22,7 +22,7 @@ CONSUMER = "kv_consumer"
 _DROPPED_PREFIXES = ("OTEL_", "NIXLTEL_", "NIXL_", "VLLM_", "UCX_", "PROMETHEUS_")
 _SERVE = Path(__file__).with_name("serve.py")
 # Holds a sitecustomize.py, so that it takes effect whatever the interpreter and the vLLM version.
-_POLITE = Path(__file__).with_name("polite")
+_AT_START = Path(__file__).with_name("at_start")
 _DROPPED_NAMES = ("TRACEPARENT", "TRACESTATE", "traceparent", "tracestate")
 
 
@@ -49,7 +49,7 @@ class ServerConfig:
         max_model_len: Longest prompt plus completion.
         dtype: Of weights and KV cache.
         kv_cache_gib: Memory for the KV cache, per rank.
-        polite: Whether the server's polling sleeps instead of yielding, see ``polite/sitecustomize.py``.
+        polite: Whether the server's polling sleeps instead of yielding, see ``at_start/sitecustomize.py``.
             Without it a pair on two cores stalls for up to half a minute at a time.
     """
 
@@ -140,7 +140,8 @@ class ServerConfig:
             "DO_NOT_TRACK": "1",
             **self.env,
         }
+        rest = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = str(_AT_START) if not rest else f"{_AT_START}{os.pathsep}{rest}"
         if self.polite:
-            rest = environment.get("PYTHONPATH")
-            environment["PYTHONPATH"] = str(_POLITE) if not rest else f"{_POLITE}{os.pathsep}{rest}"
+            environment["NIXLTEL_TESTBED_POLITE"] = "1"
         return environment

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import subprocess
@@ -124,15 +123,29 @@ def test_the_callers_shell_does_not_leak_into_servers(tmp_path: Path, monkeypatc
     assert {"OTEL_EXPORTER_OTLP_ENDPOINT", "NIXL_TELEMETRY_ENABLE", "VLLM_LOGGING_LEVEL"}.isdisjoint(environment)
 
 
-def test_a_polite_server_does_not_yield_and_keeps_the_callers_path(tmp_path: Path) -> None:
-    config = ServerConfig(tmp_path, env={"PYTHONPATH": "/mine"})
+@pytest.mark.parametrize(("polite", "module"), [(True, "sitecustomize"), (False, "posix")])
+def test_a_polite_server_does_not_yield_and_keeps_the_callers_path(tmp_path: Path, polite: bool, module: str) -> None:
+    config = ServerConfig(tmp_path, env={"PYTHONPATH": "/mine"}, polite=polite)
+
+    assert run_in(config, "import os, sys; print(os.sched_yield.__module__, '/mine' in sys.path)") == [module, "True"]
+
+
+@pytest.mark.skipif("amx_tile" not in Path("/proc/cpuinfo").read_text(), reason="this CPU has no AMX")
+def test_a_server_may_use_amx(tmp_path: Path) -> None:
+    """ARCH_GET_XCOMP_PERM names what the process may use; feature 18 is the tiles' data."""
+    script = (
+        "import ctypes; mask = ctypes.c_uint64(); "
+        "ctypes.CDLL(None).syscall(158, 0x1022, ctypes.byref(mask)); print(mask.value >> 18 & 1)"
+    )
+
+    assert run_in(ServerConfig(tmp_path), script) == ["1"]
+
+
+def run_in(config: ServerConfig, script: str) -> list[str]:
+    """What a Python of a server prints."""
     environment = config.environment(side_channel_port=5600)
-    script = "import os, sys; print(os.sched_yield.__module__, '/mine' in sys.path)"
-
     output = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-
-    assert output.stdout.split() == ["sitecustomize", "True"]
-    assert dataclasses.replace(config, polite=False).environment(side_channel_port=5600)["PYTHONPATH"] == "/mine"
+    return output.stdout.split()
 
 
 def test_the_model_is_the_same_bytes_every_time(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Prepares every process of a vLLM server for small machines; Python imports this file by itself at start-up."""
+
+import ctypes
+import os
+import platform
+import time
+
+_POLL_SECONDS = 1e-3
+
+# Linux: arch/x86/include/uapi/asm/prctl.h and the feature number of AMX's tile data.
+_SYS_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
+
+def _sleep_instead() -> None:
+    time.sleep(_POLL_SECONDS)
+
+
+def _share_the_cores() -> None:
+    """Sleep where vLLM yields.
+
+    Engine core and workers poll shared memory with ``os.sched_yield`` for a second after each message. Where threads
+    outnumber cores, Linux 6.18 then starves others for many seconds, whole processes of other sessions included:
+    ``sched_yield`` there moves the caller behind everybody else in virtual time. A short sleep gives the core away.
+    """
+    os.sched_yield = _sleep_instead
+
+
+def _ask_for_amx() -> None:
+    """Ask Linux for the tile registers, which vLLM's attention uses on CPUs with AMX and forgets to ask for.
+
+    oneDNN asks when it first multiplies something large. A decode worker gets its KV from elsewhere and may never have:
+    it then dies of an illegal instruction (vLLM 0.32). Where there is no AMX the kernel refuses, and nothing changes.
+    """
+    if platform.machine() == "x86_64":
+        ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+
+
+_ask_for_amx()
+if os.environ.get("NIXLTEL_TESTBED_POLITE") == "1":
+    _share_the_cores()
