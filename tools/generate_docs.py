@@ -21,6 +21,7 @@ from typing import Final
 
 from pydantic.fields import FieldInfo
 
+from nixl_telemetry.compat.explanation import Source
 from nixl_telemetry.settings import AUTO_VARIABLE, CONFIG_KEY, Settings, variable_of
 from nixl_telemetry.signals import catalogue, semconv
 from nixl_telemetry.signals.catalogue import CATALOGUE, COMMON_LABELS, Kind, Label, Metric
@@ -66,6 +67,9 @@ COMMON_ATTRIBUTES: Final = (
 )
 """On every span without a parent, and on every log line; the rank where the process is a worker."""
 
+DIFFERING: Final = ("COMPAT_SOURCE", "COMPAT_DIFFERING", "COMPAT_FACTOR_PREFIX", "REMOTE_COMPAT_FACTOR_PREFIX")
+"""What a handshake whose hashes differ says of it."""
+
 SPANS: Final = {
     SpanName.COMPAT_HASH: SpanDoc(
         "internal",
@@ -87,9 +91,10 @@ SPANS: Final = {
             "COMPAT_HASH",
             "COMPAT_ENFORCED",
             "REMOTE_COMPAT_HASH",
+            *DIFFERING,
         ),
         ("ERROR_TYPE",),
-        (EventName.MODE_CONFLICT,),
+        (EventName.MODE_CONFLICT, EventName.UNCOVERED_DIFFERENCE),
     ),
     SpanName.HANDSHAKE_METADATA: SpanDoc(
         "internal, child of `nixl.handshake`",
@@ -99,6 +104,7 @@ SPANS: Final = {
     SpanName.HANDSHAKE_COMPAT: SpanDoc(
         "internal, child of `nixl.handshake`",
         "Comparing the hash and the engine id, and decoding the agent's metadata, of one rank.",
+        DIFFERING,
         on_failure=("ERROR_TYPE",),
     ),
     SpanName.HANDSHAKE_REGISTER: SpanDoc(
@@ -138,6 +144,9 @@ LOG_EVENTS: Final = {
     EventName.MODE_CONFLICT: LogDoc(
         "warning", "the first conflict of each source and mode; the metric counts them all"
     ),
+    EventName.UNCOVERED_DIFFERENCE: LogDoc(
+        "warning", "before the first transfer with a peer that differs in what the hash does not cover"
+    ),
 }
 
 NOT_EVENTS: Final = {EventName.ENFORCEMENT_OFF}
@@ -145,8 +154,15 @@ NOT_EVENTS: Final = {EventName.ENFORCEMENT_OFF}
 
 SPAN_EVENTS: Final = {
     EventName.MODE_CONFLICT: ("MODE_CONFLICT_SOURCE", "MODE_CONFLICT_EXPECTED", "MODE_CONFLICT_FOUND"),
+    EventName.UNCOVERED_DIFFERENCE: ("COMPAT_UNCOVERED",),
 }
 """Attributes of each span event."""
+
+EVENT_MEANINGS: Final = {
+    EventName.MODE_CONFLICT: "another transfer mode was met than the connector's own",
+    EventName.UNCOVERED_DIFFERENCE: "the peer differs in what the hash does not cover; the log line says in what way",
+}
+"""What each span event says."""
 
 CONFLICT_CONTEXT: Final = {
     ConflictSource.PARAMS: ("REQUEST_ID", "REMOTE_ENGINE_ID", "SERVER_ADDRESS", "SERVER_PORT"),
@@ -367,12 +383,13 @@ def _spans() -> Iterator[str]:
             yield _attribute_table(constants, docs)
     yield "### Events\n"
     for event, event_attributes in SPAN_EVENTS.items():
-        yield f"`{event}`: another transfer mode was met than the connector's own.\n"
+        yield f"`{event}`: {EVENT_MEANINGS[event]}.\n"
         yield _attribute_table(event_attributes, docs)
     yield "### Values\n"
     sets: tuple[tuple[str, type[Enum]], ...] = (
         (attribute("HANDSHAKE_PURPOSE"), Purpose),
         (attribute("MODE_CONFLICT_SOURCE"), ConflictSource),
+        (attribute("COMPAT_SOURCE"), Source),
         ("signal", Signal),
     )
     yield table(("of", "value", "meaning"), _value_rows(sets))

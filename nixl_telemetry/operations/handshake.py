@@ -4,24 +4,24 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from opentelemetry.trace import SpanKind
 
+from nixl_telemetry.compat.explanation import UNKNOWN_FACTOR, Explanation
+from nixl_telemetry.compat.geometry import GeometryDifference
+from nixl_telemetry.compat.statement import Statement
+from nixl_telemetry.operations.compatibility import Compatibility, factor_attribute
 from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer, is_listening
 from nixl_telemetry.signals import semconv
-from nixl_telemetry.signals.catalogue import (
-    HANDSHAKE_BYPASSED,
-    HANDSHAKE_DURATION,
-    HANDSHAKE_REJECTIONS,
-    UNKNOWN_FACTOR,
-)
+from nixl_telemetry.signals.catalogue import HANDSHAKE_BYPASSED, HANDSHAKE_DURATION, HANDSHAKE_REJECTIONS
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import AttributeValue, Description, Span
+from nixl_telemetry.signals.description import Attributes, AttributeValue, Description, Event, LogLine, Span
 from nixl_telemetry.signals.semconv import ErrorType, EventName, Purpose, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -64,19 +64,24 @@ class Handshake:
         telemetry: Where to report.
         peer: Whom it is with.
         purpose: What it sets up.
-        local_hash: Compatibility hash of this instance.
-        enforced: Whether a differing hash ends it.
+        compatibility: Judges the peer.
         tp_size: Tensor-parallel size of the peer, as the request says.
     """
 
     telemetry: Telemetry
     peer: Peer
     purpose: Purpose
-    local_hash: str
-    enforced: bool
+    compatibility: Compatibility
     tp_size: int
     conflict: ModeConflict | None = None
     remote_hash: str = ""
+    statement: Statement | None = None
+    """What the peer told of itself."""
+    uncovered: tuple[GeometryDifference, ...] = ()
+    """What differs and is not covered by the hash."""
+    uncovered_ns: int = 0
+    explanation: Explanation | None = None
+    """What differs where the hashes do."""
     stages: list[Stage] = field(default_factory=list)
     start_ns: int = field(default_factory=now_ns)
     end_ns: int = 0
@@ -94,13 +99,25 @@ class Handshake:
     @property
     def hash_differs(self) -> bool:
         """Whether the peer sent another hash than ours."""
-        return bool(self.remote_hash) and self.remote_hash != self.local_hash
+        return bool(self.remote_hash) and self.remote_hash != self.compatibility.compat_hash
 
     @guarded
-    def received(self, remote_hash: str) -> None:
-        """A rank's payload was decoded: from now on it is compared."""
+    def received(self, remote_hash: str, encoded: bytes = b"") -> None:
+        """A rank's payload was decoded: from now on it is compared.
+
+        Args:
+            remote_hash: The peer's compatibility hash.
+            encoded: What the peer told of itself; empty if nothing.
+        """
         self.remote_hash = remote_hash[:_HASH_LIMIT]
         self._enter(SpanName.HANDSHAKE_COMPAT)
+        self.statement = self.compatibility.read(remote_hash, encoded)
+        rejected = self.hash_differs and self.compatibility.enforced
+        if self.statement is not None and not self.uncovered and not rejected:
+            self.uncovered = self.compatibility.uncovered(self.statement)
+            self.uncovered_ns = now_ns()
+            if self.uncovered:
+                self.telemetry.emit(self._warn_of_uncovered)
 
     @guarded
     def registering(self) -> None:
@@ -113,23 +130,47 @@ class Handshake:
         self._enter(SpanName.HANDSHAKE_METADATA)
 
     @guarded
-    def finish(self, failure: Failure | None = None) -> None:
-        """End the handshake, with success where ``failure`` is ``None``; a second call does nothing."""
+    def finish(self, failure: Failure | None = None) -> str:
+        """End the handshake, with success where ``failure`` is ``None``; a second call does nothing.
+
+        Returns:
+            Why the peer was rejected, for a person; empty if it was not.
+        """
         if self.end_ns:
-            return
+            return ""
         self.end_ns = self.stages[-1].end_ns = now_ns()
+        deferred: Callable[[], Description] | None = None
         if failure is None:
             # Queried ahead for a rank that does not come.
             if len(self.stages) > 1:
                 self.stages.pop()
         else:
             self.error = self._classify(failure)
-            self.message = text_of(failure.error)
-        # Looking at the peer's port takes time, which vLLM's thread must not lose; its requests wait for the failure.
-        if failure is not None and failure.timed_out and self.telemetry.emit(self._probe_and_describe):
-            return
+            # Looking at the peer's port takes time, which vLLM's thread must not lose: its requests wait for the
+            # failure.
+            deferred = self._probe_and_describe if failure.timed_out else None
+        reason = ""
+        if self.error is ErrorType.COMPAT_MISMATCH:
+            # Searched for on the thread that shakes hands, since vLLM's exception shall carry it.
+            self._explain()
+            if self.explanation is not None:
+                reason = self.compatibility.sentence(self.peer, self.explanation)
+        elif self.hash_differs:
+            deferred = deferred or self._explain_and_describe
+        if failure is not None:
+            self.message = text_of(failure.error, reason)
+        if deferred is None or not self.telemetry.emit(deferred):
+            self._record()
+            self.telemetry.emit(self.describe)
+        return reason
+
+    def _explain(self) -> None:
+        self.explanation = self.compatibility.explain(self.remote_hash, self.statement)
+
+    def _explain_and_describe(self) -> Description:
+        self._explain()
         self._record()
-        self.telemetry.emit(self.describe)
+        return self.describe()
 
     def _probe_and_describe(self) -> Description:
         """ZeroMQ connects in the background and reports a dead port as silence too: look whether somebody listens."""
@@ -140,25 +181,30 @@ class Handshake:
 
     def _record(self) -> None:
         self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=self.duration_s)
+        factor = self.explanation.factor if self.explanation else UNKNOWN_FACTOR
         if self.error is ErrorType.COMPAT_MISMATCH:
-            self.telemetry.record(HANDSHAKE_REJECTIONS, UNKNOWN_FACTOR)
+            self.telemetry.record(HANDSHAKE_REJECTIONS, factor)
         elif self.hash_differs:
-            self.telemetry.record(HANDSHAKE_BYPASSED, UNKNOWN_FACTOR)
+            self.telemetry.record(HANDSHAKE_BYPASSED, factor)
+
+    def _warn_of_uncovered(self) -> Description:
+        message = "; ".join(difference.text() for difference in self.uncovered)
+        keys = {**self._peer_attributes(), **self._uncovered_attributes(), "message": message}
+        return Description(log=LogLine(EventName.UNCOVERED_DIFFERENCE, logging.WARNING, keys))
 
     def describe(self) -> Description:
         """The span with its stages, and the log line."""
+        differing = self._differing_attributes()
         attributes: dict[str, AttributeValue] = {
-            semconv.SERVER_ADDRESS: self.peer.host,
-            semconv.SERVER_PORT: self.peer.port,
-            semconv.REMOTE_ENGINE_ID: self.peer.engine_id,
+            **self._peer_attributes(),
             semconv.REMOTE_TP_SIZE: self.tp_size,
             semconv.HANDSHAKE_PURPOSE: self.purpose,
-            semconv.COMPAT_HASH: self.local_hash,
-            semconv.COMPAT_ENFORCED: self.enforced,
+            semconv.COMPAT_HASH: self.compatibility.compat_hash,
+            semconv.COMPAT_ENFORCED: self.compatibility.enforced,
         }
         if self.remote_hash:
             attributes[semconv.REMOTE_COMPAT_HASH] = self.remote_hash
-        failed_stage = self.stages[-1] if self.error else None
+        attributes |= differing
         span = Span(
             SpanName.HANDSHAKE,
             SpanKind.CLIENT,
@@ -167,18 +213,8 @@ class Handshake:
             attributes,
             self.error,
             self.message,
-            events=(self.conflict.event(),) if self.conflict else (),
-            children=tuple(
-                Span(
-                    stage.name,
-                    SpanKind.INTERNAL,
-                    stage.start_ns,
-                    stage.end_ns,
-                    error=self.error if stage is failed_stage else None,
-                    message=self.message if stage is failed_stage else "",
-                )
-                for stage in self.stages
-            ),
+            events=self._events(),
+            children=tuple(self._stage_span(stage, differing) for stage in self.stages),
         )
         line = outcome_line(
             Outcome(self.duration_s, self.error, self.message),
@@ -189,6 +225,46 @@ class Handshake:
             level=logging.INFO,
         )
         return Description(span, line)
+
+    def _stage_span(self, stage: Stage, differing: Attributes) -> Span:
+        failed = self.error is not None and stage is self.stages[-1]
+        return Span(
+            stage.name,
+            SpanKind.INTERNAL,
+            stage.start_ns,
+            stage.end_ns,
+            differing if stage.name is SpanName.HANDSHAKE_COMPAT else {},
+            error=self.error if failed else None,
+            message=self.message if failed else "",
+        )
+
+    def _events(self) -> tuple[Event, ...]:
+        events = [self.conflict.event()] if self.conflict else []
+        if self.uncovered:
+            events.append(Event(EventName.UNCOVERED_DIFFERENCE, self.uncovered_ns, self._uncovered_attributes()))
+        return tuple(events)
+
+    def _peer_attributes(self) -> dict[str, AttributeValue]:
+        return {
+            semconv.SERVER_ADDRESS: self.peer.host,
+            semconv.SERVER_PORT: self.peer.port,
+            semconv.REMOTE_ENGINE_ID: self.peer.engine_id,
+        }
+
+    def _differing_attributes(self) -> dict[str, AttributeValue]:
+        if self.explanation is None:
+            return {}
+        found: dict[str, AttributeValue] = {semconv.COMPAT_SOURCE: self.explanation.source}
+        differences = self.explanation.differences
+        if differences:
+            found[semconv.COMPAT_DIFFERING] = tuple(difference.factor for difference in differences)
+        for factor, local, remote in differences:
+            found[semconv.COMPAT_FACTOR_PREFIX + factor] = factor_attribute(local)
+            found[semconv.REMOTE_COMPAT_FACTOR_PREFIX + factor] = factor_attribute(remote)
+        return found
+
+    def _uncovered_attributes(self) -> dict[str, AttributeValue]:
+        return {semconv.COMPAT_UNCOVERED: tuple(difference.name for difference in self.uncovered)}
 
     def _enter(self, name: SpanName) -> None:
         now = now_ns()
@@ -212,7 +288,7 @@ class Handshake:
             return ErrorType.LAYOUT_MISMATCH if mistaken or failure.unsupported else ErrorType.OTHER
         if stage is SpanName.HANDSHAKE_REGISTER or failure.unsupported:
             return ErrorType.LAYOUT_MISMATCH
-        if self.enforced and self.hash_differs:
+        if self.compatibility.enforced and self.hash_differs:
             return ErrorType.COMPAT_MISMATCH
         if failure.undecodable:
             return ErrorType.METADATA_DECODE

@@ -4,16 +4,16 @@
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector, NixlPushConnector, base_worker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector, NixlPushConnector
 
 from nixl_telemetry.operations.transfer import TransferTable
-from nixl_telemetry.seam import worker
+from nixl_telemetry.seam import payload
 from nixl_telemetry.seam.agent import AgentHooks
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
 from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_version
-from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks, WorkerObserver
+from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks, WorkerObserver, payload_made
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.logger import logger
@@ -67,7 +67,7 @@ class _ConnectorHooks(_Stock):
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)
             observer = WorkerObserver(telemetry, self.connector_worker, transfers)
-            base_worker.NixlHandshakePayload = worker._Payload
+            payload.install(payload_made)
             instrument(self.connector_worker, self._worker_hooks, observer)
             instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
         else:

@@ -6,7 +6,7 @@ What is touched, and why nothing public serves:
 
 - ``_nixl_handshake``: the only place where a handshake begins and ends; it runs on a thread of the worker's.
 - ``add_remote_agent``, ``_add_notif_only_remote_agent``: between the checks and the registration of a rank.
-- ``NixlHandshakePayload`` in ``base_worker``'s namespace: decoded between the query and the checks, see _Payload.
+- ``NixlHandshakePayload`` in ``base_worker``'s namespace: see payload.py.
 - ``_read_blocks``, ``_xfer_blocks``: the NIXL agent is not told for which request or peer a transfer is.
 - ``_compute_desc_ids``: the block ids that are really moved, after prefix caching has trimmed them.
 - ``register_kv_caches``: where the compatibility hash is computed.
@@ -14,25 +14,25 @@ What is touched, and why nothing public serves:
 Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invisible and everything else works.
 """
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import vllm.config.utils as config_utils
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
 from nixl_telemetry.compat.factors import digest
+from nixl_telemetry.compat.statement import Statement
+from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.seam.capture import seeing_factors
 from nixl_telemetry.seam.carrier import StepNotes
+from nixl_telemetry.seam.payload import add_statement, statement_of
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version, vllm_version
 from nixl_telemetry.signals import semconv
@@ -49,17 +49,10 @@ else:
 _current = Current()
 
 
-@dataclass
-class _Payload(NixlHandshakePayload):
-    """Stock's handshake payload, field for field, that tells when it was decoded.
-
-    The handshake is one long method without a call between the answer and the comparison of hashes. But msgspec runs
-    ``__post_init__`` after decoding, on the thread that shakes hands.
-    """
-
-    def __post_init__(self) -> None:
-        if _current.handshake is not None:
-            _current.handshake.received(self.compatibility_hash)
+def payload_made(compat_hash: str, encoded: bytes) -> None:
+    """A payload was made or decoded: on a thread that shakes hands, it is the peer's answer."""
+    if _current.handshake is not None:
+        _current.handshake.received(compat_hash, encoded)
 
 
 class WorkerObserver:
@@ -75,6 +68,7 @@ class WorkerObserver:
         self.telemetry = telemetry
         self.transfers = transfers
         self._worker = worker
+        self._compatibility: Compatibility | None = None
         self._peers = PeerBook()
         self._conflicts: dict[str, ModeConflict] = {}
         self._mode = ModeCheck(telemetry)
@@ -97,8 +91,7 @@ class WorkerObserver:
             self.telemetry,
             peer,
             Purpose.NOTIFY if argument("notif_agents_only", False) else Purpose.TRANSFER,
-            str(self._worker.compat_hash),
-            bool(self._worker.enforce_compat_hash),
+            self._compatibility or self._judge(None),
             int(argument("remote_tp_size", 0)),
             # Another process's clock says nothing here.
             replace(conflict, at_ns=now_ns()) if conflict else None,
@@ -109,10 +102,15 @@ class WorkerObserver:
     def handshake_ends(self, error: BaseException | None) -> None:
         """The handshake of this thread ended."""
         handshake, _current.handshake = _current.handshake, None
-        if handshake is not None:
-            if error is None:
-                self._peers.meet(handshake.peer)
-            handshake.finish(_failure(error) if error is not None else None)
+        if handshake is None:
+            return
+        if error is None:
+            self._peers.meet(handshake.peer)
+            handshake.finish()
+            return
+        reason = handshake.finish(_failure(error))
+        if reason:
+            _put_in_front(error, reason)
 
     @guarded
     def registering(self) -> None:
@@ -176,15 +174,15 @@ class WorkerObserver:
     def caches_registered(self, factors: list[dict[str, Any]], start_ns: int) -> None:
         """The KV caches are registered, hence the hash is known."""
         worker = self._worker
-        compat_hash = str(worker.compat_hash)
+        # Other configs may have been hashed meanwhile.
+        mine = next((seen for seen in factors if digest(seen) == worker.compat_hash), None)
+        statement = statement_of(worker, mine) if mine is not None else None
+        self._compatibility = self._judge(statement)
         announce(
             self.telemetry,
+            self._compatibility,
             versions=(vllm_version(), nixl_version()),
-            kv_role=str(worker.kv_transfer_config.kv_role),
-            compat_hash=compat_hash,
-            enforced=bool(worker.enforce_compat_hash),
-            # Other configs may have been hashed meanwhile.
-            factors=next((seen for seen in factors if digest(seen) == compat_hash), None),
+            kv_role=self._kv_role,
             start_ns=start_ns,
             conflict=self._mode.compare(
                 ConflictSource.CLASS,
@@ -192,6 +190,17 @@ class WorkerObserver:
                 {semconv.CODE_CLASS: type(worker).__name__},
             ),
         )
+        if statement is not None:
+            add_statement(worker, statement)
+
+    def _judge(self, statement: Statement | None) -> Compatibility:
+        worker = self._worker
+        enforced = bool(worker.enforce_compat_hash)
+        return Compatibility(self.telemetry, str(worker.compat_hash), enforced, self._kv_role, statement)
+
+    @property
+    def _kv_role(self) -> str:
+        return str(self._worker.kv_transfer_config.kv_role)
 
     @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
@@ -239,7 +248,7 @@ class WorkerHooks(_Stock):
 
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> Any:
         start_ns = now_ns()
-        with _seeing_factors() as factors:
+        with seeing_factors() as factors:
             result = super().register_kv_caches(*args, **kwargs)
         self._nixl_telemetry.caches_registered(factors, start_ns)
         return result
@@ -271,6 +280,13 @@ class PushWorkerHooks(WorkerHooks):
             self._nixl_telemetry.post_ends()
 
 
+def _put_in_front(error: BaseException, reason: str) -> None:
+    """Make the reason the first line of vLLM's text; its type and the rest stay."""
+    match error.args:
+        case (str(text),):
+            error.args = (f"{reason}\n{text}",)
+
+
 def _failure(error: BaseException) -> Failure:
     return Failure(
         error,
@@ -288,26 +304,3 @@ def _raised_in(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_code.co_name if trace is not None else ""
-
-
-@contextlib.contextmanager
-def _seeing_factors() -> Iterator[list[dict[str, Any]]]:
-    """Collects what vLLM hashes meanwhile.
-
-    ``compute_nixl_compatibility_hash`` keeps the factors to itself, but looks ``hash_factors`` up when it is called.
-    """
-    seen: list[dict[str, Any]] = []
-    stock = getattr(config_utils, "hash_factors", None)
-    if stock is None:
-        yield seen
-        return
-
-    def hash_factors(items: dict[str, Any]) -> str:
-        seen.append(items)
-        return str(stock(items))
-
-    config_utils.hash_factors = hash_factors
-    try:
-        yield seen
-    finally:
-        config_utils.hash_factors = stock

@@ -11,6 +11,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Final
 
+from nixl_telemetry.compat.explanation import UNKNOWN_FACTOR
 from nixl_telemetry.compat.factors import FACTOR_NAMES
 from nixl_telemetry.signals.semconv import (
     DIRECTION_OF_MODE,
@@ -82,9 +83,6 @@ COMMON_LABELS: Final[Mapping[str, str]] = {
 }
 """Labels on every metric."""
 
-UNKNOWN_FACTOR: Final = "unknown"
-"""Value of ``factor`` where the differing factor is not known."""
-
 _HANDSHAKE_ERRORS: Final = (
     "",
     ErrorType.COMPAT_MISMATCH,
@@ -117,6 +115,13 @@ CONNECTOR_INFO: Final = Metric(
     "P and D",
     tuple(map(Label, ("vllm_version", "nixl_version", "kv_role", "compat_hash", "handshake_enforced"))),
 )
+COMPAT_FACTOR_INFO: Final = Metric(
+    "nixl_compat_factor_info",
+    Kind.INFO,
+    "1 for each factor of the compatibility hash with its value, as JSON unless it is a text; at most 128 characters.",
+    "P and D",
+    tuple(map(Label, ("factor", "value"))),
+)
 HANDSHAKE_DURATION: Final = Metric(
     "nixl_handshake_duration_seconds",
     Kind.HISTOGRAM,
@@ -129,14 +134,16 @@ HANDSHAKE_DURATION: Final = Metric(
 HANDSHAKE_REJECTIONS: Final = Metric(
     "nixl_handshake_rejections_total",
     Kind.COUNTER,
-    "Handshakes that this instance refused because the peer's compatibility hash differs, by differing factor.",
+    "Handshakes that this instance refused because the peer's compatibility hash differs, by the factor that differs; "
+    "of several, the first of the label's values.",
     "initiator",
     (_FACTOR,),
 )
 HANDSHAKE_BYPASSED: Final = Metric(
     "nixl_handshake_bypassed_total",
     Kind.COUNTER,
-    "Peers with a differing compatibility hash that were let through because enforcement is off.",
+    "Handshakes that this instance let through though the peer's compatibility hash differs, because enforcement is "
+    "off, by the factor that differs.",
     "initiator, enforcement off",
     (_FACTOR,),
 )
@@ -214,6 +221,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
     metric.name: metric
     for metric in (
         CONNECTOR_INFO,
+        COMPAT_FACTOR_INFO,
         HANDSHAKE_DURATION,
         HANDSHAKE_REJECTIONS,
         HANDSHAKE_BYPASSED,

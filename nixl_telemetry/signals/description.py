@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.signals.semconv import ErrorType, EventName, SpanName
 
-AttributeValue: TypeAlias = str | bool | int | float
+AttributeValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 

@@ -35,7 +35,8 @@ class LogWriter:
     def write(self, line: LogLine, context: SpanContext | None) -> None:
         """Log one line, with the ids of its span where there is one."""
         ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context else {}
-        self._logger.log(line.level, line.event.value, **line.attributes, **ids)
+        keys = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in line.attributes.items()}
+        self._logger.log(line.level, line.event.value, **keys, **ids)
 
 
 def _point_at_caller(_logger: Any, _method: str, rendered: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

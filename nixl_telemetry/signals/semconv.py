@@ -57,6 +57,15 @@ COMPAT_ENFORCED: Final = "nixl.compat.enforced"
 COMPAT_FACTOR_PREFIX: Final = "nixl.compat.factor."
 """prefix; one attribute for each factor of the hash, JSON for values that are no string, number or bool."""
 
+REMOTE_COMPAT_FACTOR_PREFIX: Final = "nixl.remote.compat.factor."
+"""prefix; one attribute for each factor of the peer that differs, as for this instance's own."""
+COMPAT_DIFFERING: Final = "nixl.compat.differing"
+"""string[]; the factors that differ, the first to look at first. Absent where none is known."""
+COMPAT_SOURCE: Final = "nixl.compat.source"
+"""string; how that is known: ``exchanged``, ``recovered`` or ``unknown``. Set only where the hashes differ."""
+COMPAT_UNCOVERED: Final = "nixl.compat.uncovered"
+"""string[]; what differs though the hash does not cover it: sizes, layout, block lengths, model revision."""
+
 HANDSHAKE_PURPOSE: Final = "nixl.handshake.purpose"
 """string; a :class:`Purpose`: what the handshake sets up."""
 
@@ -105,6 +114,7 @@ class EventName(StrEnum):
     TRANSFER_FAILED = "nixl.transfer.failed"
     MODE_CONFLICT = "nixl.mode_conflict"
     ENFORCEMENT_OFF = "nixl.compat.enforcement_off"
+    UNCOVERED_DIFFERENCE = "nixl.compat.uncovered_difference"
 
 
 class ErrorType(StrEnum):
@@ -194,3 +204,5 @@ class Signal(StrEnum):
     """Log lines."""
     NIXL = "nixl"
     """NIXL's own transfer telemetry, on which bytes and times rest."""
+    EXCHANGE = "exchange"
+    """What peers tell of themselves in a handshake."""

@@ -51,6 +51,8 @@ class ServerConfig:
         kv_cache_gib: Memory for the KV cache, per rank.
         polite: Whether the server's polling sleeps instead of yielding, see ``at_start/sitecustomize.py``.
             Without it a pair on two cores stalls for up to half a minute at a time.
+        fork: Whether engine core and workers are forked, which starts a server in half the time. The API server's own
+            spans are then lost: gRPC does not survive a fork.
     """
 
     model: Path
@@ -71,6 +73,7 @@ class ServerConfig:
     dtype: str = "bfloat16"
     kv_cache_gib: int = 1
     polite: bool = True
+    fork: bool = False
 
     def transfer_config(self) -> dict[str, Any]:
         """Returns the value of ``--kv-transfer-config``."""
@@ -144,4 +147,6 @@ class ServerConfig:
         environment["PYTHONPATH"] = str(_AT_START) if not rest else f"{_AT_START}{os.pathsep}{rest}"
         if self.polite:
             environment["NIXLTEL_TESTBED_POLITE"] = "1"
+        if self.fork:
+            environment["NIXLTEL_TESTBED_FORK"] = "1"
         return environment

@@ -20,10 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata
 
 from nixl_telemetry.operations.transfer import TransferTable
-from nixl_telemetry.seam import worker as seam_worker
 from nixl_telemetry.seam.instrument import instrument
+from nixl_telemetry.seam.payload import Payload
 from nixl_telemetry.seam.stats import TelemetryStats
-from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerObserver
+from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerObserver, payload_made
 from tests.support.agents import make_pair
 from tests.support.observed import Observed
 
@@ -94,7 +94,8 @@ def push_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @contextlib.contextmanager
 def _instrumented(stock: type, hooks: type, observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(base_worker, "NixlHandshakePayload", seam_worker._Payload)
+    monkeypatch.setattr(base_worker, "NixlHandshakePayload", Payload)
+    monkeypatch.setattr(Payload, "on_made", staticmethod(payload_made))
     # So that a silent peer takes the test a second and not 5; less, and a busy machine looks silent.
     socket_class = base_worker.zmq.Socket
     monkeypatch.setattr(

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import Nix
 
 from nixl_telemetry import connectors
 from nixl_telemetry.compat.factors import FACTOR_NAMES
+from nixl_telemetry.compat.releases import RELEASES
 from nixl_telemetry.seam.scheduler import SchedulerHooks
 from nixl_telemetry.seam.versions import Parameters, connector_version, vllm_version
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks
@@ -122,7 +123,7 @@ def test_hash_factors_is_looked_up_when_called() -> None:
 
 
 def test_every_factor_is_known() -> None:
-    """The keys of the dict in vLLM's source."""
+    """The keys of the dict in vLLM's source are those of the table of releases."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(metadata.compute_nixl_compatibility_hash)))
     (keys,) = [
         [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
@@ -130,8 +131,9 @@ def test_every_factor_is_known() -> None:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
     ]
 
-    assert keys == [name for name in FACTOR_NAMES if name in keys]
-    assert "transfer_mode" in keys
+    (release,) = (release for release in RELEASES if release.vllm_version == vllm_version())
+    assert set(keys) == set(release.factor_names) <= set(FACTOR_NAMES)
+    assert connector_version() == release.connector_version
 
 
 @pytest.mark.parametrize(

@@ -139,14 +139,6 @@ def test_enforcement_off(observed: Observed, pull_worker: Any) -> None:
     assert (observed.span("nixl.handshake").attributes or {})["nixl.compat.enforced"] is False
 
 
-def test_what_is_on_the_wire_is_stock(pull_worker: Any) -> None:
-    """The payload class that tells when it was decoded encodes byte for byte as the stock one."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata
-
-    encode = msgspec.msgpack.encode
-    assert encode(base_worker.NixlHandshakePayload("h", b"m")) == encode(metadata.NixlHandshakePayload("h", b"m"))
-
-
 def test_through_the_executor(observed: Observed, pull_worker: Any) -> None:
     """vLLM shakes hands on a thread of its pool; the failure is known before the future tells."""
     with peer(lambda: [b"junk", CLOCK]) as port:

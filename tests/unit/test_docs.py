@@ -12,6 +12,9 @@ from typing import Final
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
+from nixl_telemetry.compat.factors import digest
+from nixl_telemetry.compat.statement import Geometry
+from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.handshake import Failure, Handshake
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.peer import Peer
@@ -21,6 +24,7 @@ from nixl_telemetry.settings import AUTO_VARIABLE, Settings, variable_of
 from nixl_telemetry.signals.catalogue import CATALOGUE
 from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, SpanName
 from tests.support.observed import Observed
+from tests.support.statements import exchanged, factors, statement
 from tools import generate_docs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -65,10 +69,10 @@ def test_every_name_is_documented() -> None:
 
 
 def test_every_metric_with_an_open_label_set_says_so_in_its_help() -> None:
-    """Only the identity has labels whose values are not listed."""
+    """Only the identity and its factors have labels whose values are not listed."""
     open_sets = {metric.name for metric in CATALOGUE.values() if any(not label.values for label in metric.labels)}
 
-    assert open_sets == {"nixl_connector_info"}
+    assert open_sets == {"nixl_connector_info", "nixl_compat_factor_info"}
 
 
 CONFLICT: Final = ModeConflict(ConflictSource.PARAMS, "pull", "push")
@@ -77,7 +81,7 @@ CONFLICT: Final = ModeConflict(ConflictSource.PARAMS, "pull", "push")
 def keys(span: ReadableSpan) -> set[str]:
     """A span's own attributes, with the factors as one."""
     own = set(span.attributes or {}) - {"nixl.engine.id"}
-    return {re.sub(r"^(nixl\.compat\.factor\.).*", r"\1", name) for name in own}
+    return {re.sub(r"^(nixl\.(?:remote\.)?compat\.factor\.).*", r"\1", name) for name in own}
 
 
 def documented(name: SpanName, *, failed: bool) -> set[str]:
@@ -89,11 +93,16 @@ def documented(name: SpanName, *, failed: bool) -> set[str]:
 @pytest.mark.parametrize("failed", [False, True])
 def test_attributes_of_a_handshake(observed: Observed, failed: bool) -> None:
     """Real spans have the documented attributes, kind and events."""
-    handshake = Handshake(observed.telemetry, Peer("e", "h", 1), Purpose.TRANSFER, "a", True, 1, CONFLICT)
-    handshake.received("b")
-    handshake.finish(Failure(RuntimeError("differs")) if failed else None)
+    mine, theirs = statement(), statement(factors(dtype="torch.float16"), geometry=Geometry(tp_size=2))
+    compatibility = Compatibility(observed.telemetry, digest(mine.factors), False, "kv_consumer", mine)
+    handshake = Handshake(observed.telemetry, Peer("e", "h", 1), Purpose.TRANSFER, compatibility, 1, CONFLICT)
+    handshake.received(*exchanged(theirs))
+    if not failed:
+        handshake.registering()
+        handshake.registered()
+    handshake.finish(Failure(RuntimeError("engine")) if failed else None)
 
-    check(observed, {SpanName.HANDSHAKE, SpanName.HANDSHAKE_METADATA}, failed=failed)
+    check(observed, {SpanName.HANDSHAKE, SpanName.HANDSHAKE_COMPAT}, failed=failed)
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -116,13 +125,13 @@ def test_attributes_of_a_transfer(observed: Observed, failed: bool) -> None:
 
 def test_attributes_of_the_hash(observed: Observed) -> None:
     """The same for the span at start-up."""
+    mine = statement()
+    compatibility = Compatibility(observed.telemetry, digest(mine.factors), True, "kv_both", mine)
     announce(
         observed.telemetry,
+        compatibility,
         versions=("0.32.0", "1.5.1"),
         kv_role="kv_both",
-        compat_hash="a",
-        enforced=True,
-        factors={"model": "m", "speculative_config": None},
         start_ns=1,
         conflict=CONFLICT,
     )
@@ -138,8 +147,7 @@ def check(
     assert set(spans) >= names
     for name in names:
         span, doc = spans[name], generate_docs.SPANS[name]
-        is_stage = not doc.attributes
-        assert keys(span) == (set() if is_stage else documented(name, failed=failed) - missing)
+        assert keys(span) == documented(name, failed=failed) - missing
         assert doc.kind.split(",")[0] == span.kind.name.lower()
         assert {event.name for event in span.events} == set(doc.events)
         for event in span.events:

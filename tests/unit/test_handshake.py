@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
+from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.handshake import Failure, Handshake
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.peer import Peer
@@ -35,7 +36,8 @@ def start(observed: Observed) -> Start:
 
     def start(port: int = 5600, enforced: bool = True, conflict: ModeConflict | None = None) -> Handshake:
         peer = Peer("there", "127.0.0.1", port)
-        return Handshake(observed.telemetry, peer, Purpose.TRANSFER, "aaa", enforced, 2, conflict)
+        compatibility = Compatibility(observed.telemetry, "aaa", enforced, "kv_consumer")
+        return Handshake(observed.telemetry, peer, Purpose.TRANSFER, compatibility, 2, conflict)
 
     return start
 
@@ -85,7 +87,8 @@ def test_rejection(observed: Observed, start: Start) -> None:
     span = observed.span("nixl.handshake")
     assert (span.status.status_code, span.status.description) == (
         StatusCode.ERROR,
-        "NIXL compatibility hash mismatch",
+        "prefill 127.0.0.1:5600 is incompatible: what differs is unknown: it tells no factors, and no known values "
+        "give its hash\nNIXL compatibility hash mismatch",
     )
     assert (span.attributes or {})["error.type"] == "compat_mismatch"
     assert observed.span("nixl.handshake.metadata").status.status_code is StatusCode.UNSET
@@ -217,6 +220,8 @@ def test_a_failure_before_the_query(observed: Observed, start: Start) -> None:
 def test_a_host_that_cannot_be_looked_up_is_unreachable(observed: Observed, host: str) -> None:
     """It comes from a client's request, and ZeroMQ takes anything."""
     peer = Peer("there", host, 70_000)
-    Handshake(observed.telemetry, peer, Purpose.TRANSFER, "aaa", True, 1).finish(Failure(Exception(), timed_out=True))
+    compatibility = Compatibility(observed.telemetry, "aaa", enforced=True)
+    handshake = Handshake(observed.telemetry, peer, Purpose.TRANSFER, compatibility, 1)
+    handshake.finish(Failure(Exception(), timed_out=True))
 
     assert list(observed.updates()) == [(DURATION, "unreachable")]

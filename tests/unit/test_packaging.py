@@ -40,7 +40,8 @@ RULES: Final = {
     "settings":    Rule(),  # for every part to use
     # seam → operations → signals → compat, never back
     "compat":      Rule(always="settings"),
-    "signals":     Rule(always="settings compat"),
+    "audit":       Rule(always="settings"),  # also read where nothing runs
+    "signals":     Rule(always="settings compat audit"),
     "operations":  Rule(always="settings compat signals"),
     "seam":        Rule(always="settings compat signals operations", engine=True),
     # entry points: what vLLM loads
@@ -48,7 +49,7 @@ RULES: Final = {
     "plugin":      Rule(always="settings", lazily="seam connectors"),
     # entry points: what an operator starts, also where vLLM is not installed
     "testbed":     Rule(always="settings compat signals"),
-    "cli":         Rule(always="settings compat signals operations testbed", lazily="seam"),
+    "cli":         Rule(always="settings compat audit signals operations testbed", lazily="seam"),
 }  # fmt: skip
 
 ENGINE: Final = frozenset({"vllm", "nixl", "torch"})

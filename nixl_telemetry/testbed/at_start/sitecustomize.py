@@ -3,9 +3,12 @@
 """Prepares every process of a vLLM server for small machines; Python imports this file by itself at start-up."""
 
 import ctypes
+import multiprocessing
 import os
 import platform
 import time
+from collections.abc import Callable
+from typing import Any
 
 _POLL_SECONDS = 1e-3
 
@@ -39,6 +42,21 @@ def _ask_for_amx() -> None:
         ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
 
 
+def _fork_instead_of_spawn() -> None:
+    """Start engine core and workers as vLLM does on GPUs, without importing everything again: in half the time.
+
+    On the CPU vLLM insists on spawning.
+    """
+    get_context: Callable[..., Any] = multiprocessing.get_context
+
+    def forking(method: str | None = None) -> Any:
+        return get_context("fork" if method == "spawn" else method)
+
+    multiprocessing.get_context = forking
+
+
 _ask_for_amx()
 if os.environ.get("NIXLTEL_TESTBED_POLITE") == "1":
     _share_the_cores()
+if os.environ.get("NIXLTEL_TESTBED_FORK") == "1":
+    _fork_instead_of_spawn()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""What vLLM does with a pair whose hashes agree and whose geometry differs."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from nixl_telemetry.compat.factors import value_text
+from nixl_telemetry.compat.statement import Geometry
+
+
+class Consequence(StrEnum):
+    """What follows from a difference."""
+
+    REFUSED = "refused"
+    """vLLM ends the handshake."""
+    CONDITIONAL = "conditional"
+    """vLLM takes some such pairs and refuses others; it depends on the model and on further settings."""
+    UNCHECKED = "unchecked"
+    """vLLM does not look at it: the pair serves, and its output may be wrong."""
+
+
+@dataclass(frozen=True)
+class GeometryDifference:
+    """Something that the hash does not cover and that differs."""
+
+    name: str
+    local: Any
+    remote: Any
+    consequence: Consequence
+    advice: str
+    """What vLLM does, and what to do."""
+
+    def text(self) -> str:
+        """The difference as half a sentence."""
+        return f"{self.name} is {value_text(self.remote)} there and {value_text(self.local)} here: {self.advice}"
+
+
+def geometry_differences(
+    local: Geometry, remote: Geometry, revisions: tuple[str | None, str | None] = (None, None)
+) -> tuple[GeometryDifference, ...]:
+    """Compare what the hash does not cover; what one side does not tell is left out.
+
+    Source: ``_validate_remote_agent_handshake`` and ``_validate_remote_parallel_config`` in vLLM 0.32.
+
+    Args:
+        local: Geometry of one instance.
+        remote: Geometry of the other.
+        revisions: Model revisions, local and remote.
+    """
+    found = [_judge(name, getattr(local, name), getattr(remote, name), local, remote) for name in _ORDER]
+    mine, theirs = revisions
+    if mine != theirs:
+        found.append(
+            GeometryDifference(
+                "model_revision",
+                mine,
+                theirs,
+                Consequence.UNCHECKED,
+                "vLLM does not compare revisions, and KV of other weights gives wrong output; start both with one "
+                "--revision",
+            )
+        )
+    return tuple(difference for difference in found if difference is not None)
+
+
+_ORDER = ("kv_cache_layout", "block_lens", "dcp_size", "pcp_size", "block_size", "tp_size", "pp_size")
+
+
+def _judge(name: str, here: Any, there: Any, local: Geometry, remote: Geometry) -> GeometryDifference | None:
+    if here is None or there is None or here == there:
+        return None
+    if name == "block_lens" and _split_otherwise(local, remote):
+        # Follows from the other sizes, and vLLM computes what it must be.
+        return None
+    consequence, advice = _RULES[name]
+    if name == "block_lens" and not _split_is_known(local, remote):
+        consequence, advice = (
+            Consequence.CONDITIONAL,
+            "right if their TP or PP sizes differ, which is not known of both; vLLM refuses it if they do not",
+        )
+    if name == "dcp_size" and here % max(there, 1) and there % max(here, 1):
+        consequence, advice = Consequence.REFUSED, "vLLM takes only sizes of which one divides the other"
+    return GeometryDifference(name, here, there, consequence, advice)
+
+
+def _split_otherwise(local: Geometry, remote: Geometry) -> bool:
+    return any(
+        getattr(local, name) != getattr(remote, name)
+        for name in ("tp_size", "pp_size", "dcp_size", "pcp_size", "block_size")
+    )
+
+
+def _split_is_known(local: Geometry, remote: Geometry) -> bool:
+    # A stock instance does not tell its ranks.
+    return None not in {side for one in (local, remote) for side in (one.tp_size, one.pp_size)}
+
+
+_RULES = {
+    "kv_cache_layout": (
+        Consequence.CONDITIONAL,
+        "vLLM refuses other layouts but for MLA models and enable_permute_local_kv; set VLLM_KV_CACHE_LAYOUT alike",
+    ),
+    "block_lens": (Consequence.REFUSED, "vLLM refuses blocks of other sizes; the KV caches are not the same"),
+    "dcp_size": (Consequence.CONDITIONAL, "vLLM takes other sizes for some models only"),
+    "pcp_size": (Consequence.CONDITIONAL, "vLLM takes other sizes only where DCP agrees with them"),
+    "block_size": (
+        Consequence.CONDITIONAL,
+        "vLLM converts between block sizes unless a host buffer is used; the same --block-size is safer",
+    ),
+    "tp_size": (
+        Consequence.CONDITIONAL,
+        "vLLM splits heads between ranks where the KV heads divide and the layout keeps a block in one piece",
+    ),
+    "pp_size": (Consequence.CONDITIONAL, "vLLM takes other sizes in push mode only"),
+}

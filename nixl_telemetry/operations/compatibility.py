@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""What this instance can say of a peer's compatibility: what the peer told, what differs, and what the hash misses."""
+
+import threading
+from typing import Any, Final
+
+from nixl_telemetry.compat.domain import Domain
+from nixl_telemetry.compat.explanation import Explanation, explain
+from nixl_telemetry.compat.factors import TEXT_LIMIT, Factors, value_text
+from nixl_telemetry.compat.geometry import GeometryDifference, geometry_differences
+from nixl_telemetry.compat.recovery import Recovery
+from nixl_telemetry.compat.statement import Statement, StatementError, decode
+from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.signals.catalogue import TELEMETRY_ERRORS
+from nixl_telemetry.signals.semconv import Signal
+from nixl_telemetry.signals.telemetry import Telemetry
+
+_SEARCH_SECONDS: Final = 0.1
+"""How long a digest is searched for, once for each that is new: all single factors and pairs, and some triples."""
+
+_PEER_ROLES: Final = {"kv_consumer": "prefill", "kv_producer": "decode"}
+
+
+def factor_attribute(value: Any) -> str | bool | int | float:
+    """A factor's value as a span attribute: JSON for what is neither text, number nor boolean."""
+    if isinstance(value, str):
+        return value[:TEXT_LIMIT]
+    return value if isinstance(value, bool | int | float) else value_text(value)
+
+
+class Compatibility:
+    """Judges peers. Used by the threads that shake hands and by the export thread.
+
+    Args:
+        telemetry: Where what goes wrong is counted.
+        compat_hash: This instance's hash.
+        enforced: Whether a differing hash rejects a peer.
+        kv_role: vLLM's ``kv_role`` of this instance.
+        statement: What this instance tells its peers; ``None`` where its factors could not be seen.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        compat_hash: str,
+        enforced: bool,
+        kv_role: str = "",
+        statement: Statement | None = None,
+    ) -> None:
+        self._telemetry: Final = telemetry
+        self.compat_hash: Final = compat_hash
+        self.enforced: Final = enforced
+        self._statement: Final = statement
+        self._peer_role: Final = _PEER_ROLES.get(kv_role, "peer")
+        self._domain: Final = Domain()
+        self._recovery: Final = Recovery(statement.factors, self._domain) if statement else None
+        self._lock: Final = threading.Lock()
+
+    @property
+    def factors(self) -> Factors | None:
+        """This instance's factors."""
+        return self._statement.factors if self._statement else None
+
+    def read(self, remote_hash: str, encoded: bytes) -> Statement | None:
+        """What a peer told of itself; ``None`` if that is nothing, or nothing that can be trusted."""
+        try:
+            statement = decode(encoded, remote_hash)
+        except StatementError as error:
+            self._telemetry.record(TELEMETRY_ERRORS, Signal.EXCHANGE)
+            self._telemetry.warn_once(
+                "statement", "a peer told of itself what cannot be used, and is treated as a stock one: %s", error
+            )
+            return None
+        if statement is not None:
+            with self._lock:
+                self._domain.learn(statement.factors)
+        return statement
+
+    def explain(self, remote_hash: str, statement: Statement | None) -> Explanation:
+        """What differs from a peer whose hash differs; at most 0.1 s, and at once for a hash that was met before."""
+        with self._lock:
+            told = statement.factors if statement else None
+            return explain(self.factors, remote_hash, told, self._recovery, _SEARCH_SECONDS)
+
+    def uncovered(self, statement: Statement) -> tuple[GeometryDifference, ...]:
+        """What differs from a peer and is not covered by the hash."""
+        mine = self._statement
+        if mine is None:
+            return ()
+        revisions = mine.model_revision, statement.model_revision
+        return geometry_differences(mine.geometry, statement.geometry, revisions)
+
+    def sentence(self, peer: Peer, explanation: Explanation) -> str:
+        """The explanation, for the first line of an exception."""
+        # The host comes from a client's request.
+        host = "".join(letter if letter.isprintable() else "?" for letter in peer.host)
+        return f"{self._peer_role} {host}:{peer.port} is incompatible: {explanation.text()}"
