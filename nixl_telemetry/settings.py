@@ -55,6 +55,20 @@ class Settings(BaseModel):
         2.0, ge=0, le=30, description="How long a process that ends may wait for spans to be exported. Seconds."
     )
 
+    audit_dir: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder for the [audit trail](audit.md), which is made if missing. Unset: no audit trail.",
+    )
+    audit_key_file: str | None = Field(
+        None,
+        min_length=1,
+        description="File with the key of the audit trail. Unset: the chain is plain SHA-256.",
+    )
+    audit_max_file_bytes: int = Field(
+        64 * 2**20, ge=4096, le=2**40, description="Size at which the next file of an audit trail begins. Bytes."
+    )
+
     @classmethod
     def load(cls, extra_config: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Self:
         """Read the settings.

@@ -13,7 +13,7 @@ import itertools
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -669,20 +669,21 @@ def mistake(settings: dict[str, object]) -> str:
 def _setting_rows() -> Iterator[tuple[str, str, str, str, str]]:
     for name, setting in Settings.model_fields.items():
         default = str(setting.default).lower() if isinstance(setting.default, bool) else str(setting.default)
-        yield f"`{name}`", f"`{variable_of(name)}`", _type_of(setting), f"`{default}`", setting.description or ""
+        shown = "" if setting.default is None else f"`{default}`"
+        yield f"`{name}`", f"`{variable_of(name)}`", _type_of(setting), shown, setting.description or ""
 
 
 def _type_of(setting: FieldInfo) -> str:
     if typing.get_origin(setting.annotation) is typing.Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(setting.annotation))
-    names = {bool: "boolean", int: "integer", float: "number"}
+    names: dict[Hashable, str] = {bool: "boolean", int: "integer", float: "number", str | None: "text"}
     limits = [
         f"{words} {getattr(limit, field):,}"
         for limit in setting.metadata
         for field, words in (("gt", "above"), ("ge", "at least"), ("le", "at most"), ("lt", "below"))
         if hasattr(limit, field)
     ]
-    return ", ".join([names[typing.cast("type", setting.annotation)], *limits])
+    return ", ".join([names[typing.cast("Hashable", setting.annotation)], *limits])
 
 
 # ----------------------------------------------------------------------------------------------------------------- Main

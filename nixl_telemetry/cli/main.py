@@ -5,7 +5,12 @@
 import typer
 
 import nixl_telemetry
+from nixl_telemetry.cli import audit
+from nixl_telemetry.cli.check import check
 from nixl_telemetry.cli.demo.command import demo
+from nixl_telemetry.cli.explain import explain
+from nixl_telemetry.cli.factors import factors
+from nixl_telemetry.cli.probe import probe
 
 app = typer.Typer(help="Observability for vLLM's NIXL connectors.", no_args_is_help=True, add_completion=False)
 
@@ -23,4 +28,6 @@ def main(
     """Observability for vLLM's NIXL connectors."""
 
 
-app.command()(demo)
+for command in (probe, check, explain, factors, demo):
+    app.command()(command)
+app.add_typer(audit.app, name="audit")

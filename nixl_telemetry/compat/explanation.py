@@ -58,7 +58,7 @@ def explain(
         remote_hash: The peer's hash.
         remote: The factors that the peer told, already found to give its hash.
         recovery: Searches for them where it told none; it starts from ``local``.
-        seconds: How long to search at most.
+        seconds: How much of the thread's CPU time to search with.
     """
     if local is None:
         return Explanation(Source.UNKNOWN)

@@ -86,10 +86,11 @@ def _judge(name: str, here: Any, there: Any, local: Geometry, remote: Geometry) 
 
 
 def _split_otherwise(local: Geometry, remote: Geometry) -> bool:
-    return any(
-        getattr(local, name) != getattr(remote, name)
+    sizes = [
+        (getattr(local, name), getattr(remote, name))
         for name in ("tp_size", "pp_size", "dcp_size", "pcp_size", "block_size")
-    )
+    ]
+    return any(None not in pair and pair[0] != pair[1] for pair in sizes)
 
 
 def _split_is_known(local: Geometry, remote: Geometry) -> bool:

@@ -52,7 +52,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     name: str
     """Address, or what else the user calls it by."""
-    compat_hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    compat_hash: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     instrumented: bool = False
     """Whether it told what it is."""
     origin: Origin = Origin.UNKNOWN

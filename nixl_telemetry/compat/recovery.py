@@ -68,6 +68,7 @@ class Recovery:
     def __init__(self, start: Factors, domain: Domain | None = None) -> None:
         self._start: Final = dict(start)
         self.domain: Final = domain or Domain()
+        self._made: tuple[int, list[_Dimension]] = (-1, [])
         self._known: OrderedDict[str, tuple[int, Factors | None]] = OrderedDict()
 
     def recover(self, wanted: str, seconds: float) -> Factors | None:
@@ -75,7 +76,7 @@ class Recovery:
 
         Args:
             wanted: A SHA-256 hex digest.
-            seconds: How long to search at most.
+            seconds: How much of the thread's CPU time to search with; on a busy machine it lasts longer.
         """
         generation, factors = self._known.get(wanted, (-1, None))
         if factors is None and generation < self.domain.generation:
@@ -87,13 +88,13 @@ class Recovery:
 
     def recover_all(self, wanted: Collection[str], seconds: float) -> dict[str, Factors]:
         """The factors behind each of several digests, as far as they are found in time; one search for all."""
-        deadline = time.monotonic() + seconds
+        deadline = time.thread_time() + seconds
         targets = {bytes.fromhex(text) for text in wanted if _is_digest(text)}
         found: dict[str, Factors] = {}
         if digest(self._start) in wanted:
             found[digest(self._start)] = self._start
             targets.discard(bytes.fromhex(digest(self._start)))
-        dimensions = list(self._dimensions())
+        dimensions = self._current_dimensions()
         for count in (1, 2, 3):
             # The cheapest first.
             for combination in sorted(itertools.combinations(dimensions, count), key=_size):
@@ -101,9 +102,17 @@ class Recovery:
                     text = digest(factors)
                     targets.discard(bytes.fromhex(text))
                     found[text] = factors
-                if not targets or time.monotonic() > deadline:
+                if not targets or time.thread_time() > deadline:
                     return found
         return found
+
+    def _current_dimensions(self) -> list[_Dimension]:
+        """Everything that may be changed, made anew when something was learnt."""
+        generation, dimensions = self._made
+        if generation != self.domain.generation:
+            dimensions = list(self._dimensions())
+            self._made = (self.domain.generation, dimensions)
+        return dimensions
 
     def _dimensions(self) -> Iterator[_Dimension]:
         """Everything that may be changed."""
@@ -150,7 +159,7 @@ def _matches(
         elif inner.name == _RELEASE:
             candidates = (change.apply(factors) for change in inner.changes)
             yield from (candidate for candidate in candidates if bytes.fromhex(digest(candidate)) in targets)
-        if time.monotonic() > deadline:
+        if time.thread_time() > deadline:
             return
 
 

@@ -17,7 +17,7 @@ from nixl_telemetry.signals.semconv import Signal
 from nixl_telemetry.signals.telemetry import Telemetry
 
 _SEARCH_SECONDS: Final = 0.1
-"""How long a digest is searched for, once for each that is new: all single factors and pairs, and some triples."""
+"""CPU time for a digest, once for each that is new: all single factors and pairs, and some triples."""
 
 _PEER_ROLES: Final = {"kv_consumer": "prefill", "kv_producer": "decode"}
 
@@ -78,7 +78,7 @@ class Compatibility:
         return statement
 
     def explain(self, remote_hash: str, statement: Statement | None) -> Explanation:
-        """What differs from a peer whose hash differs; at most 0.1 s, and at once for a hash that was met before."""
+        """What differs from a peer whose hash differs; 0.1 s of CPU time at most, and none for a hash met before."""
         with self._lock:
             told = statement.factors if statement else None
             return explain(self.factors, remote_hash, told, self._recovery, _SEARCH_SECONDS)

@@ -10,6 +10,7 @@ from typing import Final
 
 from opentelemetry.trace import SpanKind
 
+from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.compat.explanation import UNKNOWN_FACTOR, Explanation
 from nixl_telemetry.compat.geometry import GeometryDifference
 from nixl_telemetry.compat.statement import Statement
@@ -186,6 +187,16 @@ class Handshake:
             self.telemetry.record(HANDSHAKE_REJECTIONS, factor)
         elif self.hash_differs:
             self.telemetry.record(HANDSHAKE_BYPASSED, factor)
+        self.telemetry.audit(self.audit_record)
+
+    def audit_record(self) -> Record:
+        """The decision, for the audit trail."""
+        return Record("handshake", {"decision": self._decision(), **self._attributes(), **self._outcome().keys()})
+
+    def _decision(self) -> str:
+        if self.error is not None:
+            return "rejected" if self.error is ErrorType.COMPAT_MISMATCH else "failed"
+        return "bypassed" if self.hash_differs else "accepted"
 
     def _warn_of_uncovered(self) -> Description:
         message = "; ".join(difference.text() for difference in self.uncovered)
@@ -195,16 +206,7 @@ class Handshake:
     def describe(self) -> Description:
         """The span with its stages, and the log line."""
         differing = self._differing_attributes()
-        attributes: dict[str, AttributeValue] = {
-            **self._peer_attributes(),
-            semconv.REMOTE_TP_SIZE: self.tp_size,
-            semconv.HANDSHAKE_PURPOSE: self.purpose,
-            semconv.COMPAT_HASH: self.compatibility.compat_hash,
-            semconv.COMPAT_ENFORCED: self.compatibility.enforced,
-        }
-        if self.remote_hash:
-            attributes[semconv.REMOTE_COMPAT_HASH] = self.remote_hash
-        attributes |= differing
+        attributes = self._attributes()
         span = Span(
             SpanName.HANDSHAKE,
             SpanKind.CLIENT,
@@ -217,7 +219,7 @@ class Handshake:
             children=tuple(self._stage_span(stage, differing) for stage in self.stages),
         )
         line = outcome_line(
-            Outcome(self.duration_s, self.error, self.message),
+            self._outcome(),
             attributes,
             EventName.HANDSHAKE_FINISHED,
             EventName.HANDSHAKE_FAILED,
@@ -225,6 +227,21 @@ class Handshake:
             level=logging.INFO,
         )
         return Description(span, line)
+
+    def _outcome(self) -> Outcome:
+        return Outcome(self.duration_s, self.error, self.message)
+
+    def _attributes(self) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {
+            **self._peer_attributes(),
+            semconv.REMOTE_TP_SIZE: self.tp_size,
+            semconv.HANDSHAKE_PURPOSE: self.purpose,
+            semconv.COMPAT_HASH: self.compatibility.compat_hash,
+            semconv.COMPAT_ENFORCED: self.compatibility.enforced,
+        }
+        if self.remote_hash:
+            attributes[semconv.REMOTE_COMPAT_HASH] = self.remote_hash
+        return attributes | self._differing_attributes()
 
     def _stage_span(self, stage: Stage, differing: Attributes) -> Span:
         failed = self.error is not None and stage is self.stages[-1]

@@ -9,6 +9,7 @@ to. So the declared mode, the operations and the requests' parameters are compar
 import logging
 from dataclasses import dataclass, field
 
+from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import MODE_CONFLICTS
 from nixl_telemetry.signals.clock import now_ns
@@ -61,10 +62,12 @@ class ModeCheck:
             return None
         conflict = ModeConflict(source, expected, found)
         self._telemetry.record(MODE_CONFLICTS, source)
+        attributes = {**conflict.attributes, **context}
+        self._telemetry.audit(lambda: Record("mode_conflict", attributes))
         # found comes from a request: only the two modes that exist may add to what is remembered.
         kind = (source, found if found in ("pull", "push") else "other")
         if kind not in self._logged:
             self._logged.add(kind)
-            line = LogLine(EventName.MODE_CONFLICT, logging.WARNING, {**conflict.attributes, **context})
+            line = LogLine(EventName.MODE_CONFLICT, logging.WARNING, attributes)
             self._telemetry.emit(lambda: Description(log=line))
         return conflict

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""The one log line of a finished operation."""
+"""How an operation ended, and its one log line."""
 
 import logging
 from typing import NamedTuple
 
-from nixl_telemetry.signals.description import Attributes, LogLine
+from nixl_telemetry.signals.description import Attributes, AttributeValue, LogLine
 from nixl_telemetry.signals.semconv import ERROR_TYPE, ErrorType, EventName
 
 
@@ -16,6 +16,11 @@ class Outcome(NamedTuple):
     error: ErrorType | None
     message: str
     """What went wrong, for a person; empty on success."""
+
+    def keys(self) -> dict[str, AttributeValue]:
+        """Duration and error type, as log lines and records have them."""
+        failed: dict[str, AttributeValue] = {ERROR_TYPE: self.error} if self.error else {}
+        return {"duration_s": round(self.duration_s, 6), **failed}
 
 
 def outcome_line(
@@ -31,7 +36,7 @@ def outcome_line(
         slow_s: A duration above this is slow. Seconds.
         level: Level of a success that was not slow.
     """
-    keys = {**attributes, "duration_s": round(outcome.duration_s, 6)}
+    keys = {**attributes, **outcome.keys()}
     if outcome.error:
-        return LogLine(failed, logging.ERROR, {**keys, ERROR_TYPE: outcome.error, "message": outcome.message})
+        return LogLine(failed, logging.ERROR, {**keys, "message": outcome.message})
     return LogLine(finished, logging.WARNING if outcome.duration_s > slow_s else level, keys)

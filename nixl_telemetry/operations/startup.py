@@ -8,6 +8,7 @@ from typing import Final
 
 from opentelemetry.trace import SpanKind
 
+from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.compatibility import Compatibility, factor_attribute
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.signals import semconv
@@ -50,15 +51,18 @@ def announce(
     for name, value in factors.items():
         telemetry.record(COMPAT_FACTOR_INFO, name, _label(value))
 
+    attributes: dict[str, AttributeValue] = {semconv.COMPAT_HASH: compat_hash, semconv.COMPAT_ENFORCED: enforced}
+    attributes |= {semconv.COMPAT_FACTOR_PREFIX + name: value for name, value in factors.items()}
+
     def describe() -> Description:
-        attributes: dict[str, AttributeValue] = {semconv.COMPAT_HASH: compat_hash, semconv.COMPAT_ENFORCED: enforced}
-        attributes |= {semconv.COMPAT_FACTOR_PREFIX + name: value for name, value in factors.items()}
         events = (conflict.event(),) if conflict else ()
         span = Span(SpanName.COMPAT_HASH, SpanKind.INTERNAL, start_ns, end_ns, attributes, events=events)
         return Description(span, LogLine(EventName.COMPAT_HASH_COMPUTED, logging.INFO, attributes))
 
     telemetry.emit(describe)
+    telemetry.audit(lambda: Record("compat_hash", attributes))
     if not enforced:
+        telemetry.audit(lambda: Record("enforcement_off", {semconv.COMPAT_HASH: compat_hash}))
         telemetry.emit(lambda: Description(log=LogLine(EventName.ENFORCEMENT_OFF, logging.WARNING, _ENFORCEMENT_OFF)))
 
 

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from opentelemetry.trace import SpanKind
 
+from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
@@ -105,7 +106,7 @@ class Transfer:
     message: str = ""
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Direction:
         """``read`` or ``write``."""
         return Direction.WRITE if self.operation == "WRITE" else Direction.READ
 
@@ -139,6 +140,11 @@ class Transfer:
             if self.measured is not None:
                 record(TRANSFER_BYTES, direction, value=self.measured.size_bytes)
         self.telemetry.emit(self.describe)
+        self.telemetry.audit(self.audit_record)
+
+    def audit_record(self) -> Record:
+        """Who moved whose KV, for the audit trail."""
+        return Record("transfer", {**self._attributes(), **self._outcome().keys()})
 
     @property
     def duration_s(self) -> float:
@@ -158,6 +164,31 @@ class Transfer:
 
     def describe(self) -> Description:
         """The span and the log line."""
+        attributes = self._attributes()
+        span = Span(
+            SpanName.TRANSFER,
+            SpanKind.CLIENT,
+            self.start_ns,
+            self.end_ns,
+            attributes,
+            self.error,
+            self.message,
+            events=(self.conflict.event(),) if self.conflict else (),
+        )
+        line = outcome_line(
+            self._outcome(),
+            attributes,
+            EventName.TRANSFER_FINISHED,
+            EventName.TRANSFER_FAILED,
+            slow_s=self.telemetry.settings.slow_transfer_seconds,
+            level=logging.DEBUG,
+        )
+        return Description(span, line)
+
+    def _outcome(self) -> Outcome:
+        return Outcome(self.duration_s, self.error, self.message)
+
+    def _attributes(self) -> dict[str, AttributeValue]:
         attributes: dict[str, AttributeValue] = {
             semconv.TRANSFER_OPERATION: self.operation,
             semconv.TRANSFER_BLOCKS: self.blocks,
@@ -180,25 +211,7 @@ class Transfer:
                 semconv.TRANSFER_DURATION: self.measured.duration_s,
                 semconv.TRANSFER_POST_DURATION: self.measured.post_duration_s,
             }
-        span = Span(
-            SpanName.TRANSFER,
-            SpanKind.CLIENT,
-            self.start_ns,
-            self.end_ns,
-            attributes,
-            self.error,
-            self.message,
-            events=(self.conflict.event(),) if self.conflict else (),
-        )
-        line = outcome_line(
-            Outcome(self.duration_s, self.error, self.message),
-            attributes,
-            EventName.TRANSFER_FINISHED,
-            EventName.TRANSFER_FAILED,
-            slow_s=self.telemetry.settings.slow_transfer_seconds,
-            level=logging.DEBUG,
-        )
-        return Description(span, line)
+        return attributes
 
 
 class TransferTable:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector, NixlPushConnector
 
+from nixl_telemetry.audit.chain import AuditKeyError, read_key
 from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam import payload
 from nixl_telemetry.seam.agent import AgentHooks
@@ -14,7 +15,7 @@ from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
 from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_version
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks, WorkerObserver, payload_made
-from nixl_telemetry.settings import Settings
+from nixl_telemetry.settings import Settings, SettingsError
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.semconv import TransferMode
@@ -37,17 +38,18 @@ class _ConnectorHooks(_Stock):
     # The factory looks for the parameter kv_cache_config by name.
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         settings = Settings.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        audit_key = _audit_key(settings)
         super().__init__(vllm_config, role, kv_cache_config)
         if self.connector_worker is not None:
             # In any case: ranks and the scheduler add their stats up, and stock ones cannot take ours in.
             self.connector_worker.xfer_stats = TelemetryStats()
         if settings.enabled:
             try:
-                self._attach(settings, getattr(vllm_config, "observability_config", None))
+                self._attach(settings, getattr(vllm_config, "observability_config", None), audit_key)
             except Exception as error:
                 logger().warning("%s runs without telemetry: %r", type(self).__name__, error)
 
-    def _attach(self, settings: Settings, observability: Any) -> None:
+    def _attach(self, settings: Settings, observability: Any, audit_key: bytes | None) -> None:
         """Put the hooks in front of what vLLM built."""
         side = self.connector_worker if self.connector_worker is not None else self.connector_scheduler
         telemetry = Telemetry(
@@ -63,6 +65,7 @@ class _ConnectorHooks(_Stock):
                 **({semconv.RANK: side.tp_rank} if hasattr(side, "tp_rank") else {}),
             },
             getattr(observability, "otlp_traces_endpoint", None),
+            audit_key,
         )
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)
@@ -118,6 +121,20 @@ class _ConnectorHooks(_Stock):
         return TelemetryPromMetrics(
             vllm_config, metric_types, labelnames, per_engine_labelvalues, cls.transfer_mode, settings.metrics
         )
+
+
+def _audit_key(settings: Settings) -> bytes | None:
+    """The key of the audit trail, if there is to be one.
+
+    Raises:
+        SettingsError: The file holds no key. A trail that anybody can rewrite is not what was asked for.
+    """
+    if not (settings.enabled and settings.audit_dir and settings.audit_key_file):
+        return None
+    try:
+        return read_key(settings.audit_key_file)
+    except AuditKeyError as error:
+        raise SettingsError(f"nixl_telemetry: audit_key_file: {error}") from None
 
 
 class InstrumentedNixlPullConnector(_ConnectorHooks, NixlPullConnector):

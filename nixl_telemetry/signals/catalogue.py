@@ -217,6 +217,14 @@ TELEMETRY_DROPPED: Final = Metric(
     (_SIGNAL,),
 )
 
+AUDIT_RECORDS: Final = Metric(
+    "nixl_audit_records_total",
+    Kind.COUNTER,
+    "Records that were written to the audit trail, by all processes of the engine; those that say when a stream was "
+    "opened and closed are among them.",
+    "P and D",
+)
+
 CATALOGUE: Final[Mapping[str, Metric]] = {
     metric.name: metric
     for metric in (
@@ -234,6 +242,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
         MODE_CONFLICTS,
         TELEMETRY_ERRORS,
         TELEMETRY_DROPPED,
+        AUDIT_RECORDS,
     )
 }
 """The metrics by name."""

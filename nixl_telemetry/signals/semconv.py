@@ -206,3 +206,5 @@ class Signal(StrEnum):
     """NIXL's own transfer telemetry, on which bytes and times rest."""
     EXCHANGE = "exchange"
     """What peers tell of themselves in a handshake."""
+    AUDIT = "audit"
+    """Records of the audit trail."""

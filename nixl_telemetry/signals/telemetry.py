@@ -8,8 +8,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
+from nixl_telemetry.audit.chain import Record
+from nixl_telemetry.audit.trail import AuditTrail
 from nixl_telemetry.settings import Settings
-from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED, TELEMETRY_ERRORS, Metric
+from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.catalogue import AUDIT_RECORDS, TELEMETRY_DROPPED, TELEMETRY_ERRORS, Metric
 from nixl_telemetry.signals.description import Attributes, Describe
 from nixl_telemetry.signals.export import ExportThread
 from nixl_telemetry.signals.logger import logger
@@ -30,18 +33,26 @@ class Telemetry:
     Args:
         settings: The user's settings.
         mode: The connector's transfer mode.
-        attributes: Attributes of every span and log line.
+        attributes: Attributes of every span and log line, and of the first record of the audit trail.
         otlp_endpoint: vLLM's ``--otlp-traces-endpoint``.
+        audit_key: Key of the audit trail.
     """
 
     def __init__(
-        self, settings: Settings, mode: TransferMode, attributes: Attributes, otlp_endpoint: str | None = None
+        self,
+        settings: Settings,
+        mode: TransferMode,
+        attributes: Attributes,
+        otlp_endpoint: str | None = None,
+        audit_key: bytes | None = None,
     ) -> None:
         self.settings: Final = settings
         self.mode: Final = mode
+        self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
         self._spans = SpanWriter(attributes, otlp_endpoint) if settings.traces else None
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
+        self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self._idle)
         self._reported: set[str] = set()
         self._exporter_errors = _ExporterErrors(
@@ -59,6 +70,15 @@ class Telemetry:
     def emit(self, describe: Describe) -> bool:
         """Hand a finished operation to the export thread; false if it was dropped."""
         return self._export.submit(describe)
+
+    def audit(self, make: Callable[[], Record]) -> None:
+        """Hand what happened to the audit trail, if there is one; ``make`` runs on its thread."""
+        if self._trail is not None:
+            self._trail.record(lambda: self._signed(make()))
+
+    def _signed(self, record: Record) -> Record:
+        # Whoever reads one record shall know who acted.
+        return Record(record.event, {semconv.ENGINE_ID: self._engine_id, **record.attributes})
 
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""
@@ -82,11 +102,33 @@ class Telemetry:
             # On the export thread: OpenTelemetry has time limits of its own, longer than ours, and a process that ends
             # cannot start another thread.
             self._export.run(self._finish, self.settings.shutdown_timeout_seconds)
+            self._close_trail()
             _OPENTELEMETRY.removeHandler(self._exporter_errors)
         except Exception as error:
             self.failed("closing", error)
 
+    def _close_trail(self) -> None:
+        if self._trail is not None:
+            self._trail.close(self.settings.shutdown_timeout_seconds)
+
+    def _make_trail(self, attributes: Attributes, key: bytes | None) -> AuditTrail:
+        rank = attributes.get(semconv.RANK)
+        return AuditTrail(
+            str(self.settings.audit_dir),
+            engine_id=self._engine_id,
+            process="scheduler" if rank is None else f"worker-{rank}",
+            attributes=attributes,
+            key=key,
+            max_file_bytes=self.settings.audit_max_file_bytes,
+            queue_size=self.settings.queue_size,
+            on_error=lambda error: self.failed("writing the audit trail", error, Signal.AUDIT),
+            on_dropped=lambda: self._recorder.add(TELEMETRY_DROPPED, (Signal.AUDIT,)),
+            on_written=lambda count: self.record(AUDIT_RECORDS, value=count),
+        )
+
     def _finish(self) -> None:
+        # After the operations that were handed over before, and before a slow exporter: vLLM kills its workers soon.
+        self._close_trail()
         if self._spans is not None:
             try:
                 self._spans.flush()

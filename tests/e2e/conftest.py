@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,18 @@ class Servers:
 
 
 @contextmanager
-def fleet(**configs: ServerConfig) -> Iterator[Servers]:
-    """Servers that are started two at a time and stopped whatever happens; none is awake at first."""
+def fleet(*, fork: bool = False, **configs: ServerConfig) -> Iterator[Servers]:
+    """Servers that are started two at a time and stopped whatever happens; none is awake at first.
+
+    Args:
+        fork: How engine core and workers are started: both ways occur, forking on GPUs and spawning on CPUs.
+        **configs: The servers by name.
+    """
     with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder, ExitStack() as stack:
         servers: dict[str, VllmServer] = {}
         names = list(configs)
         for pair in (names[index : index + 2] for index in range(0, len(names), 2)):
-            starting = {name: VllmServer(name, configs[name], Path(folder)) for name in pair}
+            starting = {name: VllmServer(name, replace(configs[name], fork=fork), Path(folder)) for name in pair}
             stack.enter_context(running(starting.values(), timeout=START_SECONDS))
             servers |= starting
             Servers(starting).wake()

@@ -2,11 +2,15 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The agent's hooks on real NIXL agents."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.distributed.nixl_utils import NixlWrapper
 
+from nixl_telemetry.testbed import ServerConfig
 from tests.support.agents import BLOCK_BYTES, BLOCKS, move
 from tests.support.observed import Observed
 
@@ -61,3 +65,13 @@ def test_an_unknown_operation(observed: Observed, make_pair: Any) -> None:
         here.agent.make_prepped_xfer("MOVE", local, [1], remote, [1])
 
     assert observed.updates()["nixl_mode_conflicts_total", "operation"] == 1
+
+
+def test_agents_of_the_test_bed_wait_for_events(tmp_path: Path) -> None:
+    """NIXL's progress thread otherwise polls with most of a core, and tests with many servers starve."""
+    script = "import nixl_cu12._api as api; print(api.nixlBind.nixlAgent.__module__)"
+    environment = ServerConfig(tmp_path).environment(side_channel_port=5600)
+
+    output = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+
+    assert output.stdout.split() == ["sitecustomize"]

@@ -42,8 +42,8 @@ RULES: Final = {
     "compat":      Rule(always="settings"),
     "audit":       Rule(always="settings"),  # also read where nothing runs
     "signals":     Rule(always="settings compat audit"),
-    "operations":  Rule(always="settings compat signals"),
-    "seam":        Rule(always="settings compat signals operations", engine=True),
+    "operations":  Rule(always="settings compat audit signals"),
+    "seam":        Rule(always="settings compat audit signals operations", engine=True),
     # entry points: what vLLM loads
     "connectors":  Rule(always="settings signals seam plugin"),
     "plugin":      Rule(always="settings", lazily="seam connectors"),

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Digests are explained: by one change, by two, by three; exactly, in order, and within the time that is given."""
 
+import gc
 import itertools
 import random
 import time
@@ -88,19 +89,23 @@ def test_triples_of_few_values_are_found(data: st.DataObject) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="0123456789abcdef", min_size=64, max_size=64))
 def test_what_cannot_be_explained_is_not(wanted: str) -> None:
-    """Random digests: nothing is reported, within the time and what one inner loop takes."""
-    begin = time.monotonic()
+    """Random digests: nothing is reported, within the CPU time and what one inner loop takes."""
+    gc.disable()  # what other tests have left is not to be collected now
+    begin = time.thread_time()
+    found = Recovery(FACTORS).recover(wanted, 0.05)
+    taken = time.thread_time() - begin
+    gc.enable()
 
-    assert Recovery(FACTORS).recover(wanted, 0.05) is None
-    assert time.monotonic() - begin < 5
+    assert found is None
+    assert taken < 1
 
 
 @pytest.mark.parametrize("wanted", ["", "xyz", "A" * 64, "g" * 64, "é" * 64, "0" * 63, "0" * 5_000_000])
 def test_what_is_no_digest_is_not_searched_for(wanted: str) -> None:
-    begin = time.monotonic()
+    begin = time.thread_time()
 
     assert Recovery(FACTORS).recover(wanted, LONG) is None
-    assert time.monotonic() - begin < 30
+    assert time.thread_time() - begin < 5
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.vllm_version)

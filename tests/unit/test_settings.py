@@ -10,7 +10,7 @@ from nixl_telemetry.settings import Settings, SettingsError, is_auto
 
 
 def test_defaults() -> None:
-    """Nothing given, everything on."""
+    """Nothing given, everything on but the audit trail."""
     assert Settings.load({}, {}).model_dump() == {
         "enabled": True,
         "metrics": True,
@@ -21,6 +21,9 @@ def test_defaults() -> None:
         "slow_transfer_seconds": 1.0,
         "queue_size": 8192,
         "shutdown_timeout_seconds": 2.0,
+        "audit_dir": None,
+        "audit_key_file": None,
+        "audit_max_file_bytes": 64 * 2**20,
     }
 
 

@@ -6,7 +6,6 @@
 - ``folder``: where it writes
 - ``story``: what happens, in order
 - ``bench``: the servers
-- ``side_channel``: the hash that an instance answers
 - ``evidence``: what was measured, and whether it is what should be there
 - ``view``: how it looks
 """

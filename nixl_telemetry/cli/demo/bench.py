@@ -62,6 +62,7 @@ class Bench:
             role=_ROLES[role],
             connector=_CONNECTORS[mode],
             connector_module=None if stock else "nixl_telemetry.connectors",
+            fork=True,  # half the time to wait
             # vLLM's first heartbeat shakes hands too, beside the request that is shown; a long lease puts it off.
             extra_config={"kv_lease_duration": _LEASE_SECONDS},
             otlp_endpoint=None if stock else self.receiver.grpc_endpoint,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
-import zmq
 from rich.console import Console
 
 from nixl_telemetry.cli.demo import evidence, view
 from nixl_telemetry.cli.demo.bench import Bench
 from nixl_telemetry.cli.demo.evidence import ModeEvidence, RejectionEvidence
 from nixl_telemetry.cli.demo.folder import DemoFolder
-from nixl_telemetry.cli.demo.side_channel import compatibility_hash
+from nixl_telemetry.cli.instances import Patience, probe
+from nixl_telemetry.cli.output import CommandError
 from nixl_telemetry.signals.catalogue import HANDSHAKE_REJECTIONS, TRANSFER_DURATION
 from nixl_telemetry.signals.semconv import EventName, SpanName
 from nixl_telemetry.testbed import (
@@ -33,7 +33,7 @@ from nixl_telemetry.testbed import (
 )
 from nixl_telemetry.testbed.client import get_text
 
-FAILURES: Final = (HttpStatusError, MissingProgramError, ProcessError, httpx.HTTPError, zmq.ZMQError, OSError)
+FAILURES: Final = (HttpStatusError, MissingProgramError, ProcessError, httpx.HTTPError, CommandError, OSError)
 """What ends the demo early, each with a message that a user can act on."""
 
 # Generous: nothing here is a benchmark, and the machine may have other work.
@@ -41,6 +41,7 @@ _REQUEST_SECONDS = 600.0
 _ROUTER_SECONDS = 300.0
 _SIGNAL_SECONDS = 60.0
 _SCRAPE_SECONDS = 60.0
+_PATIENCE = Patience(timeout=30.0)
 
 
 def run(
@@ -89,7 +90,7 @@ def _start(bench: Bench, mode: str) -> tuple[VllmServer, VllmServer, str]:
     stock = bench.start("stock", mode)
     decode = bench.start("decode", mode)
     bench.wait(stock)
-    stock_hash = compatibility_hash(LOOPBACK, stock.side_channel_port)
+    stock_hash = probe(f"{LOOPBACK}:{stock.side_channel_port}", _PATIENCE).instance.compat_hash
     bench.stop(stock)
     prefill = bench.start("prefill", mode)
     bench.wait(decode, prefill)

@@ -3,14 +3,19 @@
 """Prepares every process of a vLLM server for small machines; Python imports this file by itself at start-up."""
 
 import ctypes
+import importlib.abc
+import importlib.machinery
 import multiprocessing
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 _POLL_SECONDS = 1e-3
+_POLL_MICROSECONDS = 1000
 
 # Linux: arch/x86/include/uapi/asm/prctl.h and the feature number of AMX's tile data.
 _SYS_ARCH_PRCTL = 158
@@ -23,13 +28,45 @@ def _sleep_instead() -> None:
 
 
 def _share_the_cores() -> None:
-    """Sleep where vLLM yields.
+    """Sleep where vLLM yields, and let NIXL wait.
 
     Engine core and workers poll shared memory with ``os.sched_yield`` for a second after each message. Where threads
     outnumber cores, Linux 6.18 then starves others for many seconds, whole processes of other sessions included:
     ``sched_yield`` there moves the caller behind everybody else in virtual time. A short sleep gives the core away.
     """
     os.sched_yield = _sleep_instead
+    sys.meta_path.insert(0, _NixlImport())
+
+
+class _NixlImport(importlib.abc.MetaPathFinder):
+    """Lets NIXL's progress thread wait for events instead of asking without a pause, which takes most of a core.
+
+    NIXL's Python API sets the pause to zero and offers no other way; so each agent's config is changed on its way.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in {"nixl_cu12._api", "nixl_cu13._api"}:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_change(module: ModuleType) -> None:
+            execute(module)
+            bindings = module.nixlBind
+            make_agent = bindings.nixlAgent
+
+            def make_patient_agent(name: str, config: Any) -> Any:
+                config.pthrDelay = _POLL_MICROSECONDS
+                return make_agent(name, config)
+
+            bindings.nixlAgent = make_patient_agent
+
+        spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+        return spec
 
 
 def _ask_for_amx() -> None:

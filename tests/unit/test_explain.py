@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""``explain``: digests out of logs, and what is behind them."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nixl_telemetry.cli.explain import FORMAT, Mismatch, explain, find
+from nixl_telemetry.compat.factors import digest
+from nixl_telemetry.compat.instance import Instance, Origin
+from tests.support.commands import output, refused, run
+from tests.support.peers import free_port, listener, payload
+from tests.support.statements import FACTORS, exchanged, factors, factors_of_release, statement
+
+PULL, PUSH = digest(FACTORS), digest(factors(transfer_mode="push"))
+BY_HAND = (
+    *("--factor", "model=example/model", "--factor", "vllm_version=0.32.0"),
+    *("--factor", "attn_backend_name=CPU_ATTN", "--search-seconds", 60),
+)
+
+
+def message(local: str = PULL, remote: str = PUSH) -> str:
+    """As vLLM writes it."""
+    return (
+        f"RuntimeError: NIXL compatibility hash mismatch. Local: {local}, Remote: {remote}. Prefill and decode "
+        "instances have incompatible configurations. This may be due to: different vLLM versions, models, dtypes, KV "
+        "cache layouts, attention backends, etc."
+    )
+
+
+def saved(folder: Path, known: dict[str, Any] | None = None) -> Path:
+    """A file of an instance whose factors are known."""
+    known = FACTORS if known is None else known
+    path = folder / "saved.json"
+    instance = Instance(name="saved", compat_hash=digest(known), origin=Origin.EXCHANGED, factors=known)
+    path.write_text(instance.to_json())
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- In texts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        message(),
+        f"(Worker_TP0 pid=812) ERROR 01-31 12:00:00 [base_worker.py:1084] {message()}",
+        f"decode-1  | (EngineCore pid=7) ERROR 01-31 12:00:00 [x.py:1] {message()}\ndecode-1  | next",
+        f"[pod/decode-0/vllm] 2026-01-31T12:00:00.1Z {message()}",
+        "\x1b[1;31m" + message().replace(PULL, f"\x1b[0m{PULL}") + "\x1b[0m",
+        f'{{"log":"Traceback\\n{message()}\\n","stream":"stderr"}}',
+        "\n".join(textwrap.wrap(message(), 80)),
+        "\n".join(textwrap.wrap(message(), 47)),
+        "\r\n".join(textwrap.wrap(message(), 80)),
+        "\n".join(f"(Worker pid=812) {line}" for line in textwrap.wrap(message(), 60)),
+        "\n".join(f"vllm-decode-1 | {line}" for line in textwrap.wrap(message(), 60)),
+        "\n".join(f"│ {line:<60} │" for line in textwrap.wrap(message(), 60)),
+        f"event=nixl.handshake nixl.compat.hash={PULL} nixl.peer=x nixl.remote.compat.hash={PUSH} error.type=x",
+        f'{{"event": "nixl.handshake", "nixl.compat.hash": "{PULL}", "nixl.remote.compat.hash": "{PUSH}"}}',
+        f'decode 10.0.0.9:5600 is incompatible: transfer_mode is "pull" there (exchanged)\n{message()}',
+    ],
+)
+def test_a_mismatch_is_found(text: str) -> None:
+    """With colours and prefixes, wrapped, escaped, framed, and in our own log lines."""
+    assert find(text) == [Mismatch(PULL, PUSH)]
+
+
+def test_each_mismatch_is_found_once_in_order() -> None:
+    text = "\n".join([message(), message(PUSH, PULL), "noise", message()])
+
+    assert find(text) == [Mismatch(PULL, PUSH), Mismatch(PUSH, PULL)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NIXL compatibility check passed (hash: " + PULL + ")",
+        message(PULL[:-1]),
+        message(PULL + "a"),
+        message(PULL.upper()),
+        message().replace("Remote", "Other"),
+        "Local: " + "a " * 100_000,
+    ],
+)
+def test_what_is_no_mismatch(text: str) -> None:
+    assert find(text) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ Explained
+
+
+def test_a_saved_instance_explains_its_peer(tmp_path: Path) -> None:
+    result = run(explain, message(), "--like", saved(tmp_path))
+
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        (
+            f"local {PULL[:12]}, remote {PUSH[:12]}  incompatible: "
+            'transfer_mode is "pull" on local and "push" on remote (local exchanged, remote recovered)'
+        )
+    ]
+
+
+def test_a_running_instance_explains_its_peer() -> None:
+    compat_hash, encoded = exchanged(statement())
+    with listener({(0, 0): payload(compat_hash, {}, encoded)}) as like:
+        found = output(run(explain, message(PUSH, PULL), "--like", like.address, "--json"), 1)
+
+    (one,) = found["explanations"]
+    assert one["differences"] == [{"factor": "transfer_mode", "local": "push", "remote": "pull"}]
+    assert one["known"] == {"local": "recovered", "remote": "exchanged"}
+
+
+def test_an_instance_that_is_neither_side_helps(tmp_path: Path) -> None:
+    """Of the same fleet, but another release and half as deep."""
+    like = saved(tmp_path, factors_of_release("0.31.0", num_hidden_layers=2))
+
+    assert run(explain, message(), "--like", like, "--search-seconds", 60).exit_code == 1
+
+
+def test_two_digests_and_json(tmp_path: Path) -> None:
+    found = output(run(explain, "--local", PULL, "--remote", PUSH, "--like", saved(tmp_path), "--json"), 1)
+
+    assert found == {
+        "format": FORMAT,
+        "explanations": [
+            {
+                "local": PULL,
+                "remote": PUSH,
+                "differences": [{"factor": "transfer_mode", "local": "pull", "remote": "push"}],
+                "known": {"local": "exchanged", "remote": "recovered"},
+                "factors": {"local": FACTORS, "remote": factors(transfer_mode="push")},
+            }
+        ],
+    }
+
+
+def test_factors_given_by_hand_are_enough() -> None:
+    result = run(explain, message(), *BY_HAND)
+
+    assert result.exit_code == 1
+    assert 'transfer_mode is "pull" on local and "push" on remote (recovered)' in result.stdout
+
+
+def test_equal_digests_need_no_explanation() -> None:
+    result = run(explain, "--local", PULL, "--remote", PULL, "--search-seconds", 0)
+
+    assert result.exit_code == 0
+    assert "the digests are equal" in result.stdout
+
+
+def test_what_is_not_found_is_said(tmp_path: Path) -> None:
+    """And which of the two is missing."""
+    strange = digest(factors(model="nobody/knows"))
+
+    nothing = run(explain, message(), "--search-seconds", 0)
+    half = run(explain, message(PULL, strange), "--like", saved(tmp_path), "--search-seconds", 0.2)
+
+    assert (nothing.exit_code, half.exit_code) == (2, 2)
+    assert "not explained: no known values give either digest; --like" in nothing.stdout
+    assert "not explained: no known values give the remote digest; --like" in half.stdout
+
+
+def test_a_model_that_is_said_explains_a_model_that_differs(tmp_path: Path) -> None:
+    other = digest(factors(model="nobody/knows", transfer_mode="push"))
+
+    found = output(
+        run(explain, message(PULL, other), "--like", saved(tmp_path), "--factor", "model=nobody/knows", "--json"), 1
+    )
+
+    assert [one["factor"] for one in found["explanations"][0]["differences"]] == ["transfer_mode", "model"]
+
+
+# --------------------------------------------------------------------------------------------------------------- Inputs
+
+
+def test_a_text_from_a_file_or_standard_input(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"\xff\xfe noise\n" + message().encode())
+    like = saved(tmp_path)
+
+    for arguments, stdin in ((["--file", log], None), (["-"], message()), ([], message())):
+        assert run(explain, *arguments, "--like", like, stdin=stdin).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing in here"], "there is no "),
+        (["--local", PULL], "go together"),
+        (["--local", PULL, "--remote", PUSH, "text"], "instead of a text"),
+        (["--local", PULL, "--remote", "abc"], "--remote 'abc' is no digest"),
+        (["--local", PULL.upper(), "--remote", PUSH], "in lower case"),
+        (["text", "--file", "log"], "two sources"),
+        (["--file", "no/such/log"], "no/such/log cannot be read"),
+        ([message(), "--like", "no/such.json"], "there is no such file"),
+        ([message(), "--like", "127.0.0.1:{port}"], "refused the connection"),
+        ([message(), "--factor", "dtyp=x"], "there is no factor 'dtyp'"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], said: str) -> None:
+    assert said in refused(run(explain, *(argument.replace("{port}", str(free_port())) for argument in arguments)))
