@@ -323,7 +323,7 @@ def test_a_fleet_that_is_starting_is_waited_for() -> None:
         ('{"name": "x", "compat_hash": "a"}', "compat_hash"),
         ('{"name": "x", "compat_hash": "' + "a" * 64 + '", "format": "other/1"}', "the format is 'other/1'"),
         (instance().to_json().replace('"pull"', '"push"'), "it was edited"),
-        (instance().to_json().replace('"model"', '"modle"'), "unknown factors: modle"),
+        (instance().to_json().replace('"model"', '"modelname"'), "unknown factors: modelname"),
         (instance().to_json().replace(digest(FACTORS), "b" * 64), "it was edited"),
         ("\x00\xff", "this is no instance"),
     ],

@@ -359,7 +359,7 @@ def test_what_would_help_is_said() -> None:
         (["nowhere"], "has no port"),
         (["127.0.0.1:99999"], "no number from 1 to 65535"),
         (["127.0.0.1:{port}"], "refused the connection"),
-        (["127.0.0.1:{port}", "--factor", "modle=x"], "there is no factor 'modle'; there are vllm_version, "),
+        (["127.0.0.1:{port}", "--factor", "modelname=x"], "there is no factor 'modelname'; there are vllm_version, "),
         (["127.0.0.1:{port}", "--factor", "model"], "'model' is not NAME=VALUE"),
     ],
 )
