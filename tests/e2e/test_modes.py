@@ -306,6 +306,7 @@ def test_inside_multi_connector(servers: Fleet) -> None:
     assert moves(mover, way, before, wanted), (moved(mover, way), before, wanted)
     if servers.mode == "pull":
         assert metric(decode, "nixl_handshake_bypassed_total") == 1
+        assert metric(decode, "nixl_handshake_bypassed_total", factor="is_hma_enabled") == 1
         assert "event=nixl.compat.enforcement_off" in decode.log_text()
     assert multi.token_ids == servers.stock_tokens(prompt)
 
