@@ -79,7 +79,7 @@ class Domain:
                 self.generation += self._values.setdefault(factor, _Learnt()).add(factors[factor])
         match factors:
             case {"vllm_version": str(version), "nixl_connector_version": int(number)}:
-                names = tuple(name for name in factors if name in FACTOR_NAMES)
+                names = tuple(sorted(name for name in factors if name in FACTOR_NAMES))
                 self.generation += self._releases.add(Release(version, number, names))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from nixl_telemetry.compat.factors import Difference, Factors, differences, value_text
+from nixl_telemetry.compat.factors import FACTOR_NAMES, Difference, Factors, differences, value_text
 from nixl_telemetry.compat.recovery import Recovery
 
 UNKNOWN_FACTOR: Final = "unknown"
@@ -31,16 +31,19 @@ class Explanation:
     source: Source
     differences: tuple[Difference, ...] = ()
     """The most telling first; empty where the source is unknown."""
+    reason: str = "it tells no factors, and no known values give its hash"
+    """Why nothing is known."""
 
     @property
     def factor(self) -> str:
-        """The factor to look at first."""
-        return self.differences[0].factor if self.differences else UNKNOWN_FACTOR
+        """The factor to look at first, by a name of :data:`FACTOR_NAMES`."""
+        known = (difference.factor for difference in self.differences if difference.factor in FACTOR_NAMES)
+        return next(known, UNKNOWN_FACTOR)
 
     def text(self) -> str:
         """What differs, as half a sentence."""
         if not self.differences:
-            return "what differs is unknown: it tells no factors, and no known values give its hash"
+            return f"what differs is unknown: {self.reason}"
         told = "; ".join(
             f"{factor} is {value_text(remote)} there and {value_text(local)} here"
             for factor, local, remote in self.differences
@@ -61,7 +64,7 @@ def explain(
         seconds: How much of the thread's CPU time to search with.
     """
     if local is None:
-        return Explanation(Source.UNKNOWN)
+        return Explanation(Source.UNKNOWN, reason="the factors of this instance could not be seen")
     if remote is not None:
         return Explanation(Source.EXCHANGED, differences(local, remote))
     found = recovery.recover(remote_hash, seconds) if recovery is not None else None

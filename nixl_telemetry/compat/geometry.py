@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from nixl_telemetry.compat.factors import value_text
+from nixl_telemetry.compat.factors import Factors, value_text
 from nixl_telemetry.compat.statement import Geometry
 
 
@@ -38,7 +38,10 @@ class GeometryDifference:
 
 
 def geometry_differences(
-    local: Geometry, remote: Geometry, revisions: tuple[str | None, str | None] = (None, None)
+    local: Geometry,
+    remote: Geometry,
+    revisions: tuple[str | None, str | None] = (None, None),
+    factors: Factors | None = None,
 ) -> tuple[GeometryDifference, ...]:
     """Compare what the hash does not cover; what one side does not tell is left out.
 
@@ -48,8 +51,9 @@ def geometry_differences(
         local: Geometry of one instance.
         remote: Geometry of the other.
         revisions: Model revisions, local and remote.
+        factors: What both hash, where it is known.
     """
-    found = [_judge(name, getattr(local, name), getattr(remote, name), local, remote) for name in _ORDER]
+    found = [_judge(name, local, remote, factors) for name in _ORDER]
     mine, theirs = revisions
     if mine != theirs:
         found.append(
@@ -65,24 +69,62 @@ def geometry_differences(
     return tuple(difference for difference in found if difference is not None)
 
 
-_ORDER = ("kv_cache_layout", "block_lens", "dcp_size", "pcp_size", "block_size", "tp_size", "pp_size")
+_ORDER = ("kv_cache_layout", "num_regions", "block_lens", "dcp_size", "pcp_size", "block_size", "tp_size", "pp_size")
 
 
-def _judge(name: str, here: Any, there: Any, local: Geometry, remote: Geometry) -> GeometryDifference | None:
-    if here is None or there is None or here == there:
+def _judge(name: str, local: Geometry, remote: Geometry, factors: Factors | None) -> GeometryDifference | None:
+    here, there = getattr(local, name), getattr(remote, name)
+    if here is None or there is None:
         return None
-    if name == "block_lens" and _split_otherwise(local, remote):
-        # Follows from the other sizes, and vLLM computes what it must be.
+    # Two instances may also be refused for sizes that they have in common.
+    refusal = _context_refusal(local, remote) if name == "dcp_size" else None
+    if here == there and refusal is None:
         return None
-    consequence, advice = _RULES[name]
-    if name == "block_lens" and not _split_is_known(local, remote):
-        consequence, advice = (
-            Consequence.CONDITIONAL,
-            "right if their TP or PP sizes differ, which is not known of both; vLLM refuses it if they do not",
-        )
-    if name == "dcp_size" and here % max(there, 1) and there % max(here, 1):
-        consequence, advice = Consequence.REFUSED, "vLLM takes only sizes of which one divides the other"
+    consequence, advice = _RULES[name] if refusal is None else (Consequence.REFUSED, refusal)
+    if name == "num_regions":
+        stages = {local.pp_size, remote.pp_size}
+        if None not in stages and len(stages) > 1:
+            # Follows from them, and vLLM picks the regions of the layers that both have.
+            return None
+        if stages != {1}:
+            consequence, advice = Consequence.CONDITIONAL, "vLLM refuses it unless PP splits the layers between ranks"
+    if name == "block_lens":
+        if _split_otherwise(local, remote):
+            # Follows from the other sizes, and vLLM computes what it must be.
+            return None
+        if not _split_is_known(local, remote):
+            consequence, advice = (
+                Consequence.CONDITIONAL,
+                "right if their TP or PP sizes differ, which is not known of both; vLLM refuses it if they do not",
+            )
+        elif not _lengths_are_checked(factors):
+            consequence, advice = (
+                Consequence.CONDITIONAL,
+                "vLLM refuses it unless the model has Mamba layers; then nothing compares them",
+            )
     return GeometryDifference(name, here, there, consequence, advice)
+
+
+def _context_refusal(local: Geometry, remote: Geometry) -> str | None:
+    """Why vLLM takes no such DCP and PCP sizes of a pair, as far as that is arithmetic."""
+    sizes = [(one.pcp_size, one.dcp_size) for one in (local, remote)]
+    if any(pcp is not None and pcp > 1 and dcp not in {None, 1, pcp} for pcp, dcp in sizes):
+        return "with PCP, vLLM takes only a DCP size of 1 or of PCP's"
+    if any(
+        pcp is not None and pcp > 1 and dcp == 1 and other is not None and other > 1
+        for (pcp, dcp), (_, other) in (sizes, sizes[::-1])
+    ):
+        return "vLLM pairs no instance that has PCP without DCP with one that has DCP"
+    _, (here, there) = zip(*sizes, strict=True)
+    if here is not None and there is not None and here % max(there, 1) and there % max(here, 1):
+        return "vLLM takes only sizes of which one divides the other"
+    return None
+
+
+def _lengths_are_checked(factors: Factors | None) -> bool:
+    # Mamba layers need the hybrid KV cache manager; and where they come with MLA, vLLM compares lengths all the same.
+    known = factors or {}
+    return known.get("is_hma_enabled") is False or "MLA" in str(known.get("attn_backend_name"))
 
 
 def _split_otherwise(local: Geometry, remote: Geometry) -> bool:
@@ -103,6 +145,7 @@ _RULES = {
         Consequence.CONDITIONAL,
         "vLLM refuses other layouts but for MLA models and enable_permute_local_kv; set VLLM_KV_CACHE_LAYOUT alike",
     ),
+    "num_regions": (Consequence.REFUSED, "vLLM takes only as many regions as it has; the KV caches are not the same"),
     "block_lens": (Consequence.REFUSED, "vLLM refuses blocks of other sizes; the KV caches are not the same"),
     "dcp_size": (Consequence.CONDITIONAL, "vLLM takes other sizes for some models only"),
     "pcp_size": (Consequence.CONDITIONAL, "vLLM takes other sizes only where DCP agrees with them"),

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """What is known of one instance, running or not, as ``probe`` and ``factors`` write it and ``check`` reads it."""
 
+import json
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self
 
@@ -76,8 +77,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, factors=dict(factors), origin=origin)
 
     def to_json(self) -> str:
-        """The instance as JSON, with line breaks."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        """The instance as JSON, with line breaks; in ASCII, since much of it may come from a stranger."""
+        return json.dumps(msgspec.to_builtins(self), indent=2)
 
     @staticmethod
     def from_json(text: bytes) -> "Instance":

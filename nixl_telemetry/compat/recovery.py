@@ -36,6 +36,8 @@ _ADDED: Final = {
 """Values of a factor that another release has and the starting point lacks."""
 
 _CACHE_LIMIT: Final = 256
+_SEARCHES: Final = 8
+"""For one digest: peers can tell something new with every handshake."""
 
 
 class _Change(NamedTuple):
@@ -69,19 +71,21 @@ class Recovery:
         self._start: Final = dict(start)
         self.domain: Final = domain or Domain()
         self._made: tuple[int, list[_Dimension]] = (-1, [])
-        self._known: OrderedDict[str, tuple[int, Factors | None]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[int, int, Factors | None]] = OrderedDict()
 
     def recover(self, wanted: str, seconds: float) -> Factors | None:
-        """The factors behind a digest, or ``None`` if they are not found in time. Answers are remembered.
+        """The factors behind a digest, or ``None`` if they are not found in time.
+
+        Answers are remembered. What was not found is searched for again after something was learnt, a few times.
 
         Args:
             wanted: A SHA-256 hex digest.
             seconds: How much of the thread's CPU time to search with; on a busy machine it lasts longer.
         """
-        generation, factors = self._known.get(wanted, (-1, None))
-        if factors is None and generation < self.domain.generation:
+        searches, generation, factors = self._known.get(wanted, (0, -1, None))
+        if factors is None and generation < self.domain.generation and searches < _SEARCHES:
             factors = self.recover_all([wanted], seconds).get(wanted)
-            self._known[wanted] = (self.domain.generation, factors)
+            self._known[wanted] = (searches + 1, self.domain.generation, factors)
             if len(self._known) > _CACHE_LIMIT:
                 self._known.popitem(last=False)
         return factors

@@ -35,6 +35,7 @@ class Release(NamedTuple):
     vllm_version: str
     connector_version: int
     factor_names: FactorNames
+    """In the order of the alphabet."""
 
 
 def _releases() -> Iterator[Release]:
@@ -53,7 +54,7 @@ def _releases() -> Iterator[Release]:
         (2, _BASE, "0.15.1 0.15.0 0.14.1 0.14.0 0.13.0"),
     ):
         for version in versions.split():
-            yield Release(version, connector_version, factor_names)
+            yield Release(version, connector_version, tuple(sorted(factor_names)))
 
 
 RELEASES: Final = tuple(_releases())
@@ -73,7 +74,7 @@ def factor_names(connector_version: int) -> tuple[FactorNames, ...]:
     """Every set of factors that a connector version has had; that of the newest for one that is not known yet."""
     known = [
         *((release.connector_version, release.factor_names) for release in RELEASES),
-        *UNRELEASED,
+        *((version, tuple(sorted(names))) for version, names in UNRELEASED),
     ]
     found = tuple(dict.fromkeys(names for version, names in known if version == connector_version))
     return found or (RELEASES[0].factor_names,)

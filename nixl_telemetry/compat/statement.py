@@ -6,12 +6,13 @@ Stock peers ignore fields that they do not know. What arrives comes from the net
 hash that it claims to explain, and otherwise ignored.
 """
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from nixl_telemetry.compat.factors import FACTOR_NAMES, digest
+from nixl_telemetry.compat.factors import digest
 
 FIELD: Final = "nixl_telemetry"
 """Name of the field in the handshake payload."""
@@ -21,6 +22,9 @@ ABSENT: Final = b"\xc0"
 """The encoded field of a payload without a statement: nil."""
 
 _SIZE_LIMIT: Final = 65_536
+_DEPTH_LIMIT: Final = 8
+_FACTOR_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""Also of factors that a later vLLM has: they become names of attributes."""
 _Text = Annotated[str, Meta(max_length=256)]
 _Size = Annotated[int, Meta(ge=0, le=2**48)]
 
@@ -46,13 +50,15 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
     """Order of the dimensions of the KV cache, as vLLM calls it."""
     block_lens: Annotated[tuple[_Size, ...], Meta(max_length=1024)] | None = None
     """Bytes of a block in each region of one rank; a run of equal ones is given once."""
+    num_regions: _Size | None = None
+    """Regions of one rank."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance says of itself."""
 
     version: int
-    factors: dict[_Text, Any]
+    factors: Annotated[dict[_Text, Any], Meta(max_length=64)]
     """What it has hashed."""
     nixl_version: _Text
     telemetry_version: _Text
@@ -67,11 +73,10 @@ def encode(statement: Statement) -> bytes:
     """The field's value, as MessagePack.
 
     Raises:
-        StatementError: It is larger than what peers take.
+        StatementError: Peers would not take it.
     """
     data = msgspec.msgpack.encode(statement)
-    if len(data) > _SIZE_LIMIT:
-        raise StatementError(f"a statement of {len(data)} bytes is larger than {_SIZE_LIMIT}")
+    decode(data, digest(statement.factors))
     return data
 
 
@@ -94,14 +99,24 @@ def decode(data: bytes, compat_hash: str) -> Statement | None:
         if version != VERSION:
             raise StatementError(f"a statement of version {version}, not {VERSION}")
         statement = _STATEMENT.decode(data)
+        if not all(map(_FACTOR_NAME.fullmatch, statement.factors)) or _nests(statement.factors, _DEPTH_LIMIT):
+            raise StatementError("a statement with factors that are none")
         explains = digest(statement.factors) == compat_hash
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, StatementError):
             raise
         raise StatementError(f"a statement that cannot be read: {type(error).__name__}") from None
-    if not explains or not statement.factors.keys() <= set(FACTOR_NAMES):
+    if not explains:
         raise StatementError("a statement whose factors do not give the hash that came with it")
     return statement
+
+
+def _nests(value: Any, levels: int) -> bool:
+    """Whether it is nested more deeply."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_nests(item, levels - 1) for item in inside)
 
 
 class _VersionOnly(msgspec.Struct):

@@ -3,6 +3,7 @@
 """What this instance can say of a peer's compatibility: what the peer told, what differs, and what the hash misses."""
 
 import threading
+from collections import deque
 from typing import Any, Final
 
 from nixl_telemetry.compat.domain import Domain
@@ -15,9 +16,13 @@ from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals.catalogue import TELEMETRY_ERRORS
 from nixl_telemetry.signals.semconv import Signal
 from nixl_telemetry.signals.telemetry import Telemetry
+from nixl_telemetry.signals.text import printable
 
 _SEARCH_SECONDS: Final = 0.1
 """CPU time for a digest, once for each that is new: all single factors and pairs, and some triples."""
+
+_TOLD_LIMIT: Final = 256
+"""Peers whose factors may wait to be learnt from."""
 
 _PEER_ROLES: Final = {"kv_consumer": "prefill", "kv_producer": "decode"}
 
@@ -37,7 +42,8 @@ class Compatibility:
         compat_hash: This instance's hash.
         enforced: Whether a differing hash rejects a peer.
         kv_role: vLLM's ``kv_role`` of this instance.
-        statement: What this instance tells its peers; ``None`` where its factors could not be seen.
+        factors: This instance's factors; ``None`` where they could not be seen.
+        statement: What this instance tells its peers; ``None`` where it cannot be made.
     """
 
     def __init__(
@@ -46,21 +52,19 @@ class Compatibility:
         compat_hash: str,
         enforced: bool,
         kv_role: str = "",
+        factors: Factors | None = None,
         statement: Statement | None = None,
     ) -> None:
         self._telemetry: Final = telemetry
         self.compat_hash: Final = compat_hash
         self.enforced: Final = enforced
+        self.factors: Final = factors
         self._statement: Final = statement
         self._peer_role: Final = _PEER_ROLES.get(kv_role, "peer")
         self._domain: Final = Domain()
-        self._recovery: Final = Recovery(statement.factors, self._domain) if statement else None
-        self._lock: Final = threading.Lock()
-
-    @property
-    def factors(self) -> Factors | None:
-        """This instance's factors."""
-        return self._statement.factors if self._statement else None
+        self._recovery: Final = Recovery(factors, self._domain) if factors is not None else None
+        self._told: Final[deque[Factors]] = deque(maxlen=_TOLD_LIMIT)
+        self._searching: Final = threading.Lock()
 
     def read(self, remote_hash: str, encoded: bytes) -> Statement | None:
         """What a peer told of itself; ``None`` if that is nothing, or nothing that can be trusted."""
@@ -73,15 +77,18 @@ class Compatibility:
             )
             return None
         if statement is not None:
-            with self._lock:
-                self._domain.learn(statement.factors)
+            # Learnt when a search needs it: searches hold the lock for long, and a good handshake must not wait.
+            self._told.append(statement.factors)
         return statement
 
     def explain(self, remote_hash: str, statement: Statement | None) -> Explanation:
         """What differs from a peer whose hash differs; 0.1 s of CPU time at most, and none for a hash met before."""
-        with self._lock:
-            told = statement.factors if statement else None
-            return explain(self.factors, remote_hash, told, self._recovery, _SEARCH_SECONDS)
+        if statement is not None:
+            return explain(self.factors, remote_hash, statement.factors, None, 0)
+        with self._searching:
+            while self._told:
+                self._domain.learn(self._told.popleft())
+            return explain(self.factors, remote_hash, None, self._recovery, _SEARCH_SECONDS)
 
     def uncovered(self, statement: Statement) -> tuple[GeometryDifference, ...]:
         """What differs from a peer and is not covered by the hash."""
@@ -93,6 +100,4 @@ class Compatibility:
 
     def sentence(self, peer: Peer, explanation: Explanation) -> str:
         """The explanation, for the first line of an exception."""
-        # The host comes from a client's request.
-        host = "".join(letter if letter.isprintable() else "?" for letter in peer.host)
-        return f"{self._peer_role} {host}:{peer.port} is incompatible: {explanation.text()}"
+        return printable(f"{self._peer_role} {peer.host}:{peer.port} is incompatible: {explanation.text()}")

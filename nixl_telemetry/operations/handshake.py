@@ -11,7 +11,7 @@ from typing import Final
 from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.audit.chain import Record
-from nixl_telemetry.compat.explanation import UNKNOWN_FACTOR, Explanation
+from nixl_telemetry.compat.explanation import UNKNOWN_FACTOR, Explanation, Source
 from nixl_telemetry.compat.geometry import GeometryDifference
 from nixl_telemetry.compat.statement import Statement
 from nixl_telemetry.operations.compatibility import Compatibility, factor_attribute
@@ -75,9 +75,10 @@ class Handshake:
     compatibility: Compatibility
     tp_size: int
     conflict: ModeConflict | None = None
-    remote_hash: str = ""
+    remote_hash: str | None = None
+    """The peer's; of ranks with several the first that differs from ours."""
     statement: Statement | None = None
-    """What the peer told of itself."""
+    """What the peer told of itself, with that hash."""
     uncovered: tuple[GeometryDifference, ...] = ()
     """What differs and is not covered by the hash."""
     uncovered_ns: int = 0
@@ -100,7 +101,7 @@ class Handshake:
     @property
     def hash_differs(self) -> bool:
         """Whether the peer sent another hash than ours."""
-        return bool(self.remote_hash) and self.remote_hash != self.compatibility.compat_hash
+        return self.remote_hash is not None and self.remote_hash != self.compatibility.compat_hash
 
     @guarded
     def received(self, remote_hash: str, encoded: bytes = b"") -> None:
@@ -110,12 +111,13 @@ class Handshake:
             remote_hash: The peer's compatibility hash.
             encoded: What the peer told of itself; empty if nothing.
         """
-        self.remote_hash = remote_hash[:_HASH_LIMIT]
         self._enter(SpanName.HANDSHAKE_COMPAT)
-        self.statement = self.compatibility.read(remote_hash, encoded)
+        statement = self.compatibility.read(remote_hash, encoded)
+        if not self.hash_differs:
+            self.remote_hash, self.statement = remote_hash[:_HASH_LIMIT], statement
         rejected = self.hash_differs and self.compatibility.enforced
-        if self.statement is not None and not self.uncovered and not rejected:
-            self.uncovered = self.compatibility.uncovered(self.statement)
+        if statement is not None and not self.uncovered and not rejected:
+            self.uncovered = self.compatibility.uncovered(statement)
             self.uncovered_ns = now_ns()
             if self.uncovered:
                 self.telemetry.emit(self._warn_of_uncovered)
@@ -153,23 +155,31 @@ class Handshake:
         reason = ""
         if self.error is ErrorType.COMPAT_MISMATCH:
             # Searched for on the thread that shakes hands, since vLLM's exception shall carry it.
-            self._explain()
-            if self.explanation is not None:
-                reason = self.compatibility.sentence(self.peer, self.explanation)
+            reason = self._explain()
         elif self.hash_differs:
             deferred = deferred or self._explain_and_describe
         if failure is not None:
             self.message = text_of(failure.error, reason)
-        if deferred is None or not self.telemetry.emit(deferred):
+        if deferred is None:
             self._record()
             self.telemetry.emit(self.describe)
+        elif not self.telemetry.emit(deferred):
+            self._record()
         return reason
 
-    def _explain(self) -> None:
-        self.explanation = self.compatibility.explain(self.remote_hash, self.statement)
+    def _explain(self) -> str:
+        """Find out what differs, and say it. Whatever fails here, the handshake is told of all the same."""
+        try:
+            self.explanation = self.compatibility.explain(self.remote_hash or "", self.statement)
+            return self.compatibility.sentence(self.peer, self.explanation)
+        except Exception as error:
+            self.telemetry.failed("explaining a mismatch", error)
+            self.explanation = Explanation(Source.UNKNOWN)
+            return ""
 
     def _explain_and_describe(self) -> Description:
-        self._explain()
+        if self.hash_differs:
+            self._explain()
         self._record()
         return self.describe()
 
@@ -177,8 +187,7 @@ class Handshake:
         """ZeroMQ connects in the background and reports a dead port as silence too: look whether somebody listens."""
         if not is_listening(self.peer.host, self.peer.port, _PROBE_SECONDS):
             self.error = ErrorType.UNREACHABLE
-        self._record()
-        return self.describe()
+        return self._explain_and_describe()
 
     def _record(self) -> None:
         self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=self.duration_s)
@@ -239,7 +248,7 @@ class Handshake:
             semconv.COMPAT_HASH: self.compatibility.compat_hash,
             semconv.COMPAT_ENFORCED: self.compatibility.enforced,
         }
-        if self.remote_hash:
+        if self.remote_hash is not None:
             attributes[semconv.REMOTE_COMPAT_HASH] = self.remote_hash
         return attributes | self._differing_attributes()
 

@@ -8,6 +8,7 @@ to. So the declared mode, the operations and the requests' parameters are compar
 
 import logging
 from dataclasses import dataclass, field
+from typing import Final
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.signals import semconv
@@ -16,6 +17,8 @@ from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Attributes, Description, Event, LogLine
 from nixl_telemetry.signals.semconv import ConflictSource, EventName
 from nixl_telemetry.signals.telemetry import Telemetry
+
+_AUDITED_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class ModeCheck:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._logged: set[tuple[ConflictSource, str]] = set()
+        self._audited: set[tuple[object, ...]] = set()
 
     def compare(self, source: ConflictSource, found: str, context: Attributes) -> ModeConflict | None:
         """The conflict, if ``found`` is another mode.
@@ -63,11 +67,15 @@ class ModeCheck:
         conflict = ModeConflict(source, expected, found)
         self._telemetry.record(MODE_CONFLICTS, source)
         attributes = {**conflict.attributes, **context}
-        self._telemetry.audit(lambda: Record("mode_conflict", attributes))
         # found comes from a request: only the two modes that exist may add to what is remembered.
         kind = (source, found if found in ("pull", "push") else "other")
         if kind not in self._logged:
             self._logged.add(kind)
             line = LogLine(EventName.MODE_CONFLICT, logging.WARNING, attributes)
             self._telemetry.emit(lambda: Description(log=line))
+        # Once for each peer: clients say what they like, and files are never deleted.
+        met = (*kind, context.get(semconv.REMOTE_ENGINE_ID, ""))
+        if met not in self._audited and len(self._audited) < _AUDITED_LIMIT:
+            self._audited.add(met)
+            self._telemetry.audit(lambda: Record("mode_conflict", attributes))
         return conflict

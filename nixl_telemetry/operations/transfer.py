@@ -8,7 +8,7 @@ NIXL times a handle (one for each request and remote rank), not a block, and vLL
 import logging
 import threading
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from opentelemetry.trace import SpanKind
@@ -101,6 +101,8 @@ class Transfer:
     last_poll_ns: int = 0
     end_ns: int = 0
     posted: bool = False
+    blocks: int = 0
+    """Blocks moved, over all groups; known when it has ended."""
     measured: Measured | None = None
     error: ErrorType | None = None
     message: str = ""
@@ -110,9 +112,7 @@ class Transfer:
         """``read`` or ``write``."""
         return Direction.WRITE if self.operation == "WRITE" else Direction.READ
 
-    @property
-    def blocks(self) -> int:
-        """Blocks moved, over all groups."""
+    def _count_blocks(self) -> int:
         if self.request is None:
             return 0
         counts = map(len, self.request.local_blocks)
@@ -126,6 +126,10 @@ class Transfer:
         self.end_ns = now_ns()
         self.error = error
         self.message = message
+        self.blocks = self._count_blocks()
+        if self.request is not None:
+            # What waits to be exported or written must not hold lists of blocks.
+            self.request = replace(self.request, local_blocks=(), remote_blocks=())
         direction = self.direction
         record = self.telemetry.record
         if self.posted:

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
-from nixl_telemetry.compat.factors import digest
+from nixl_telemetry.compat.factors import Factors, digest
 from nixl_telemetry.compat.statement import Statement
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.errors import TEXT_LIMIT
@@ -91,7 +91,7 @@ class WorkerObserver:
             self.telemetry,
             peer,
             Purpose.NOTIFY if argument("notif_agents_only", False) else Purpose.TRANSFER,
-            self._compatibility or self._judge(None),
+            self._compatibility or self._judge(None, None),
             int(argument("remote_tp_size", 0)),
             # Another process's clock says nothing here.
             replace(conflict, at_ns=now_ns()) if conflict else None,
@@ -176,8 +176,8 @@ class WorkerObserver:
         worker = self._worker
         # Other configs may have been hashed meanwhile.
         mine = next((seen for seen in factors if digest(seen) == worker.compat_hash), None)
-        statement = statement_of(worker, mine) if mine is not None else None
-        self._compatibility = self._judge(statement)
+        statement = self._state(mine) if mine is not None else None
+        self._compatibility = self._judge(mine, statement)
         announce(
             self.telemetry,
             self._compatibility,
@@ -193,10 +193,14 @@ class WorkerObserver:
         if statement is not None:
             add_statement(worker, statement)
 
-    def _judge(self, statement: Statement | None) -> Compatibility:
+    @guarded
+    def _state(self, factors: Factors) -> Statement | None:
+        return statement_of(self._worker, factors)
+
+    def _judge(self, factors: Factors | None, statement: Statement | None) -> Compatibility:
         worker = self._worker
         enforced = bool(worker.enforce_compat_hash)
-        return Compatibility(self.telemetry, str(worker.compat_hash), enforced, self._kv_role, statement)
+        return Compatibility(self.telemetry, str(worker.compat_hash), enforced, self._kv_role, factors, statement)
 
     @property
     def _kv_role(self) -> str:

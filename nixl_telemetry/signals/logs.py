@@ -9,6 +9,7 @@ from opentelemetry.trace import SpanContext
 
 from nixl_telemetry.signals.description import Attributes, LogLine
 from nixl_telemetry.signals.logger import logger
+from nixl_telemetry.signals.text import printable
 
 
 class LogWriter:
@@ -35,8 +36,19 @@ class LogWriter:
     def write(self, line: LogLine, context: SpanContext | None) -> None:
         """Log one line, with the ids of its span where there is one."""
         ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context else {}
-        keys = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in line.attributes.items()}
-        self._logger.log(line.level, line.event.value, **keys, **ids)
+        self._logger.log(line.level, line.event.value, **_keys(line.attributes), **ids)
+
+
+def _keys(attributes: Attributes) -> dict[str, Any]:
+    """Attributes as a line has them: lists as one text, and nothing that does not print but line breaks.
+
+    Renderers escape line breaks themselves.
+    """
+    texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in attributes.items()}
+    return {
+        name: "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
+        for name, value in texts.items()
+    }
 
 
 def _point_at_caller(_logger: Any, _method: str, rendered: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -53,6 +53,7 @@ class Telemetry:
         self._spans = SpanWriter(attributes, otlp_endpoint) if settings.traces else None
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
+        self._open_trail = self._trail
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self._idle)
         self._reported: set[str] = set()
         self._exporter_errors = _ExporterErrors(
@@ -102,14 +103,15 @@ class Telemetry:
             # On the export thread: OpenTelemetry has time limits of its own, longer than ours, and a process that ends
             # cannot start another thread.
             self._export.run(self._finish, self.settings.shutdown_timeout_seconds)
-            self._close_trail()
+            self._close_trail(self.settings.shutdown_timeout_seconds)
             _OPENTELEMETRY.removeHandler(self._exporter_errors)
         except Exception as error:
             self.failed("closing", error)
 
-    def _close_trail(self) -> None:
-        if self._trail is not None:
-            self._trail.close(self.settings.shutdown_timeout_seconds)
+    def _close_trail(self, timeout_seconds: float) -> None:
+        trail, self._open_trail = self._open_trail, None
+        if trail is not None:
+            trail.close(timeout_seconds)
 
     def _make_trail(self, attributes: Attributes, key: bytes | None) -> AuditTrail:
         rank = attributes.get(semconv.RANK)
@@ -128,7 +130,8 @@ class Telemetry:
 
     def _finish(self) -> None:
         # After the operations that were handed over before, and before a slow exporter: vLLM kills its workers soon.
-        self._close_trail()
+        # A slow disk gets half of the time, and the exporter the rest.
+        self._close_trail(self.settings.shutdown_timeout_seconds / 2)
         if self._spans is not None:
             try:
                 self._spans.flush()

@@ -149,7 +149,9 @@ def fleet(*, fork: bool = False, **configs: ServerConfig) -> Iterator[Servers]:
         servers: dict[str, VllmServer] = {}
         names = list(configs)
         for pair in (names[index : index + 2] for index in range(0, len(names), 2)):
-            starting = {name: VllmServer(name, replace(configs[name], fork=fork), Path(folder)) for name in pair}
+            # API servers are children of their own where there are several, and those share no forked state.
+            chosen = {name: replace(configs[name], fork=fork and configs[name].api_server_count == 1) for name in pair}
+            starting = {name: VllmServer(name, chosen[name], Path(folder)) for name in pair}
             stack.enter_context(running(starting.values(), timeout=START_SECONDS))
             servers |= starting
             Servers(starting).wake()

@@ -34,7 +34,9 @@ def tell(observed: Observed, worker: Any, said: Statement | None, enforced: bool
     """Let the worker be the instance that says this."""
     worker.compat_hash = HASH
     worker.enforce_compat_hash = enforced
-    worker._nixl_telemetry._compatibility = Compatibility(observed.telemetry, HASH, enforced, "kv_consumer", said)
+    worker._nixl_telemetry._compatibility = Compatibility(
+        observed.telemetry, HASH, enforced, "kv_consumer", FACTORS, said
+    )
 
 
 def answer(told: dict[str, Any], extension: bytes | None = None, **changes: Any) -> bytes:
@@ -162,9 +164,33 @@ def test_a_host_from_a_request_cannot_write_log_lines(observed: Observed, worker
     worker._nixl_telemetry.handshake_ends(error)
 
     first, _, rest = str(error).partition("\n")
-    assert first.startswith("prefill 127.0.0.1?FAKE:5600 is incompatible: dtype is ")
+    assert first.startswith("prefill 127.0.0.1\\nFAKE:5600 is incompatible: dtype is ")
     assert rest == "NIXL compatibility hash mismatch"
-    assert "\x1b" not in str(error)
+    assert first.isprintable()
+    (line,) = observed.messages()
+    assert line.isprintable()
+    assert "x\\n\\x1b[31m" in line
+
+
+def test_without_a_statement_the_hash_is_announced(observed: Observed, worker: Any) -> None:
+    """This worker lacks nearly everything that a statement says."""
+    worker._nixl_telemetry.caches_registered([{"other": 1}, FACTORS], 1)
+
+    updates = observed.updates()
+    assert updates["nixl_compat_factor_info", "model", "example/model"] == 1
+    assert [key for key in updates if key[0] == "nixl_connector_info"]
+    assert updates["nixl_telemetry_errors_total", "hook"] == 1
+    there = payload(digest(factors(transfer_mode="push")), agent_metadata())
+    with answering(there, CLOCK) as port, pytest.raises(RuntimeError, match=r"transfer_mode .* \(recovered\)"):
+        shake(worker, port)
+
+
+def test_a_peer_with_an_empty_hash_is_rejected(observed: Observed, worker: Any) -> None:
+    """As vLLM does it."""
+    with answering(payload("", agent_metadata()), CLOCK) as port, pytest.raises(RuntimeError, match="what differs"):
+        shake(worker, port)
+
+    assert observed.updates()[REJECTIONS, "unknown"] == 1
 
 
 # --------------------------------------------------------------------------------------------- What the hash misses
@@ -189,7 +215,7 @@ HOSTILE: Final = {
     "a number": msgspec.msgpack.encode(5),
     "a text": msgspec.msgpack.encode("hello"),
     "a list": msgspec.msgpack.encode([1] * 1000),
-    "another version": encode(statement(version=2)),
+    "another version": msgspec.msgpack.encode(statement(version=2)),
     "other factors": encode(statement(factors(model="liar"))),
     "megabytes": b"\xc6\x00\x50\x00\x00" + b"x" * 5 * 2**20,
     "nested deeply": b"\x91" * 900 + b"\xc0",

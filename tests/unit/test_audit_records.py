@@ -62,7 +62,7 @@ def audited(tmp_path: Path) -> Iterator[Audited]:
 
 def shake(audited: Audited, told: dict[str, Any] | None, *, enforced: bool = True, stock: bool = False) -> None:
     """A handshake with a peer that has these factors, or that is silent."""
-    compatibility = Compatibility(audited.telemetry, HASH, enforced, "kv_consumer", statement())
+    compatibility = Compatibility(audited.telemetry, HASH, enforced, "kv_consumer", FACTORS, statement())
     handshake = Handshake(audited.telemetry, PEER, Purpose.TRANSFER, compatibility, 1)
     failure = Failure(OSError("agent"), from_agent=True) if told is None else None
     if told is not None:
@@ -154,14 +154,14 @@ def test_a_transfer(audited: Audited) -> None:
 
 
 def test_the_start_and_a_mode_conflict(audited: Audited) -> None:
-    """The hash with its factors, enforcement off, and every conflict, though only the first is logged."""
-    compatibility = Compatibility(audited.telemetry, HASH, False, "kv_consumer", statement())
+    """The hash with its factors, enforcement off, and a conflict for each peer, though only the first is logged."""
+    compatibility = Compatibility(audited.telemetry, HASH, False, "kv_consumer", FACTORS, statement())
     announce(
         audited.telemetry, compatibility, versions=("0.32.0", "1.5.1"), kv_role="kv_consumer", start_ns=1, conflict=None
     )
     check = ModeCheck(audited.telemetry)
-    for _ in range(2):
-        check.compare(ConflictSource.PARAMS, "push", {"nixl.request.id": "r"})
+    for peer in ("one", "one", "two"):
+        check.compare(ConflictSource.PARAMS, "push", {"nixl.remote.engine.id": peer})
 
     start, off, *conflicts = audited.finish()
     assert (start["event"], start["nixl.compat.hash"], start["nixl.compat.factor.model"]) == (
@@ -175,9 +175,8 @@ def test_the_start_and_a_mode_conflict(audited: Audited) -> None:
         "nixl.mode_conflict.source": "params",
         "nixl.mode_conflict.expected": "pull",
         "nixl.mode_conflict.found": "push",
-        "nixl.request.id": "r",
     }
-    assert conflicts == [conflict, conflict]
+    assert conflicts == [{**conflict, "nixl.remote.engine.id": peer} for peer in ("one", "two")]
 
 
 def test_without_a_folder_there_is_no_trail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,26 @@ def test_a_hostile_statement_is_refused(encoded: bytes) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_factors_that_are_not_known_are_refused_even_if_they_give_the_hash() -> None:
-    """They would become attribute names."""
-    said = statement(factors(**{"x\nlevel": 1}))
+@pytest.mark.parametrize("changes", [{"x\nlevel": 1}, {"X": 1}, {"speculative_config": [[[[[[[[[[1]]]]]]]]]]}])
+def test_factors_that_are_none_are_refused_even_if_they_give_the_hash(changes: dict[str, Any]) -> None:
+    """They would become attribute names, or exhaust the stack where they are compared."""
+    there = factors(**changes)
+    encoded = msgspec.msgpack.encode({**msgspec.to_builtins(statement()), "factors": there})
 
+    with pytest.raises(StatementError, match="factors that are none"):
+        decode(encoded, digest(there))
     with pytest.raises(StatementError):
-        decode(encode(said), digest(said.factors))
+        encode(statement(there))
+
+
+def test_a_factor_of_a_later_vllm_is_told_and_not_counted_by_its_name() -> None:
+    """The digest proves it; the metric's label has a closed set of values."""
+    there = factors(new_factor=3)
+    assert decode(encode(statement(there)), digest(there)) == statement(there)
+
+    told = explain(factors(new_factor=2), digest(there), there, None, 1)
+
+    assert (told.factor, told.text()) == ("unknown", "new_factor is 3 there and 2 here (exchanged)")
 
 
 def test_a_statement_that_is_too_large_is_not_said() -> None:
@@ -183,7 +197,9 @@ def test_explanations() -> None:
     assert told.text() == 'transfer_mode is "push" there and "pull" here (exchanged)'
     assert found.text() == 'transfer_mode is "push" there and "pull" here (recovered)'
     assert (told.factor, found.factor, unknown.factor) == ("transfer_mode", "transfer_mode", "unknown")
-    assert explain(None, "0" * 64, there, None, 1).source is Source.UNKNOWN
+    ours_unknown = explain(None, "0" * 64, there, None, 1)
+    assert ours_unknown.source is Source.UNKNOWN
+    assert ours_unknown.text() == "what differs is unknown: the factors of this instance could not be seen"
 
 
 # ------------------------------------------------------------------------------------------------------------ Instances

@@ -94,7 +94,7 @@ def documented(name: SpanName, *, failed: bool) -> set[str]:
 def test_attributes_of_a_handshake(observed: Observed, failed: bool) -> None:
     """Real spans have the documented attributes, kind and events."""
     mine, theirs = statement(), statement(factors(dtype="torch.float16"), geometry=Geometry(tp_size=2))
-    compatibility = Compatibility(observed.telemetry, digest(mine.factors), False, "kv_consumer", mine)
+    compatibility = Compatibility(observed.telemetry, digest(mine.factors), False, "kv_consumer", mine.factors, mine)
     handshake = Handshake(observed.telemetry, Peer("e", "h", 1), Purpose.TRANSFER, compatibility, 1, CONFLICT)
     handshake.received(*exchanged(theirs))
     if not failed:
@@ -126,7 +126,7 @@ def test_attributes_of_a_transfer(observed: Observed, failed: bool) -> None:
 def test_attributes_of_the_hash(observed: Observed) -> None:
     """The same for the span at start-up."""
     mine = statement()
-    compatibility = Compatibility(observed.telemetry, digest(mine.factors), True, "kv_both", mine)
+    compatibility = Compatibility(observed.telemetry, digest(mine.factors), True, "kv_both", mine.factors, mine)
     announce(
         observed.telemetry,
         compatibility,

@@ -87,8 +87,8 @@ def test_rejection(observed: Observed, start: Start) -> None:
     span = observed.span("nixl.handshake")
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description == (
-        "prefill 127.0.0.1:5600 is incompatible: what differs is unknown: it tells no factors, and no known values "
-        "give its hash\nNIXL compatibility hash mismatch"
+        "prefill 127.0.0.1:5600 is incompatible: what differs is unknown: the factors of this instance could not be "
+        "seen\nNIXL compatibility hash mismatch"
     )
     assert (span.attributes or {})["error.type"] == "compat_mismatch"
     assert observed.span("nixl.handshake.metadata").status.status_code is StatusCode.UNSET
@@ -112,6 +112,41 @@ def test_bypass(observed: Observed, start: Start) -> None:
     updates = observed.updates()
     assert updates.pop((DURATION, ""))
     assert updates == {(BYPASSED, "unknown"): 1}
+
+
+def test_a_mismatch_of_any_rank_counts(observed: Observed, start: Start) -> None:
+    """With enforcement off: the first rank differs, the second agrees, and then the peer is silent."""
+    for failure in (None, Failure(Exception("again"), timed_out=True)):
+        handshake = start(enforced=False)
+        for remote_hash in ("bbb", "aaa"):
+            handshake.received(remote_hash)
+            handshake.registering()
+            handshake.registered()
+        handshake.finish(failure)
+
+    assert observed.updates()[BYPASSED, "unknown"] == 2
+    assert {(span.attributes or {}).get("nixl.remote.compat.hash") for span in observed.spans() if not span.parent} == {
+        "bbb"
+    }
+
+
+def test_an_explanation_that_fails_leaves_the_rest(
+    observed: Observed, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Duration, rejection, span and log line are there all the same."""
+
+    def fail(*args: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(Compatibility, "explain", fail)
+    handshake = start()
+    handshake.received("bbb")
+
+    assert handshake.finish(Failure(RuntimeError("NIXL compatibility hash mismatch"))) == ""
+    updates = observed.updates()
+    assert updates[REJECTIONS, "unknown"] == 1
+    assert updates["nixl_telemetry_errors_total", "hook"] == 1
+    assert observed.span("nixl.handshake").status.description == "NIXL compatibility hash mismatch"
 
 
 @pytest.mark.parametrize(

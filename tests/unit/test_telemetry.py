@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.catalogue import TRANSFER_BYTES
-from nixl_telemetry.signals.description import Description
-from nixl_telemetry.signals.semconv import Signal, TransferMode
+from nixl_telemetry.signals.description import Description, LogLine
+from nixl_telemetry.signals.semconv import EventName, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 from tests.support.observed import Observed
 
@@ -185,3 +185,18 @@ def test_a_forked_child_exports_on_a_thread_of_its_own(observed: Observed) -> No
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_clients_and_peers_say_cannot_write_on_a_terminal(observed: Observed) -> None:
+    """Escape sequences, carriage returns and other line breaks are shown, not obeyed."""
+    hostile = "h\x1b[31m\r\u2028\x9b2Jé"
+    line = LogLine(
+        EventName.HANDSHAKE_FAILED, attributes={"server.address": hostile, "nixl.compat.differing": (hostile,)}
+    )
+    observed.telemetry.emit(lambda: Description(log=line))
+
+    (message,) = observed.messages()
+    shown = "h\\x1b[31m\\r\\u2028\\x9b2Jé"
+    assert f"server.address={shown}" in message
+    assert f"nixl.compat.differing={shown}" in message
+    assert message.isprintable()

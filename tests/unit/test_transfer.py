@@ -274,3 +274,16 @@ def test_blocks_by_region_are_not_multiplied_by_the_regions(observed: Observed, 
     table.done(handle, NIXL_RESULT)
 
     assert observed.updates()["nixl_transfer_blocks_total", "read"] == 3
+
+
+def test_what_waits_to_be_written_holds_no_blocks(observed: Observed) -> None:
+    """A disk that is full keeps thousands of finished transfers waiting."""
+    table = TransferTable(observed.telemetry)
+    table.current.request = Request("r", "s", Peer("there"), 0, [list(range(10_000))], [list(range(10_000))])
+    transfer = table.start("READ", [1])
+    assert transfer is not None
+    transfer.finish()
+
+    assert transfer.blocks == 10_000
+    assert transfer.request is not None
+    assert (transfer.request.local_blocks, transfer.request.remote_blocks) == ((), ())
