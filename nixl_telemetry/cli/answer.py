@@ -107,6 +107,7 @@ def read(data: bytes) -> Answer:
             block_size=_value(metadata.block_size, _Size),
             kv_cache_layout=_value(metadata.kv_cache_layout, _Text),
             block_lens=runs if runs is not None and len(runs) <= _REGIONS else None,
+            num_regions=None if lengths is None else len(lengths),
         ),
     )
 

@@ -24,13 +24,12 @@ from nixl_telemetry.audit.findings import Finding, Kind, Report, Summary
 from nixl_telemetry.audit.scan import lines_of
 from nixl_telemetry.audit.streams import AuditPathError, Stream, find_streams
 from nixl_telemetry.audit.verify import verify as verify_streams
+from nixl_telemetry.cli import options
 from nixl_telemetry.cli.output import CommandError, Exit, Printer, complain, failing, print_json
 from nixl_telemetry.signals import semconv
 
 app = typer.Typer(help="Read and verify the audit trail.", no_args_is_help=True)
 
-_CHANGED: Final = 1
-"""Exit code for a log that was changed or is incomplete."""
 _LINK_MEMBERS: Final = frozenset({"seq", "time", "event", "prev", "hash"})
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _EXCERPT_BYTES: Final = 120
@@ -45,7 +44,6 @@ _Paths = Annotated[
         show_default=False,
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class _Shown(NamedTuple):
@@ -67,7 +65,7 @@ def show(
         str | None,
         typer.Option(metavar="TIME", help="Only records from then on: 2026-01-31T12:00, or 90s, 15m, 2h, 7d."),
     ] = None,
-    as_json: _Json = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Print the records of all streams in the order of time. This verifies nothing."""
     with _reading():
@@ -98,7 +96,7 @@ def verify(
     records: Annotated[
         int | None, typer.Option(min=0, help="How many records nixl_audit_records_total counted, of all streams given.")
     ] = None,
-    as_json: _Json = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Look for changed, removed, moved and added records.
 
@@ -108,13 +106,13 @@ def verify(
     with _reading():
         key = None if key_file is None else read_key(key_file)
         report = verify_streams(paths, key, records)
-    if as_json:
-        print_json(_as_json(report))
-    else:
-        _print_report(Printer(), report)
+        if as_json:
+            print_json(_as_json(report))
+        else:
+            _print_report(Printer(), report)
     if report.errors:
         untold = all(finding.kind is Kind.KEY_MISSING for finding in report.errors)
-        raise typer.Exit(Exit.UNKNOWN if untold else _CHANGED)
+        raise typer.Exit(Exit.UNKNOWN if untold else Exit.INCOMPATIBLE)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import typer
 from nixl_telemetry.cli import options
 from nixl_telemetry.cli.instances import Patience, load, load_likes
 from nixl_telemetry.cli.knowledge import Knowledge, parse_factors
-from nixl_telemetry.cli.output import CommandError, Exit, Printer, failing, print_json
+from nixl_telemetry.cli.output import CommandError, Exit, Printer, failing, print_json, short
 from nixl_telemetry.cli.pairs import Pair, Side, Verdict, judge
 from nixl_telemetry.cli.probe import summary
 from nixl_telemetry.compat.instance import Instance
@@ -22,7 +22,6 @@ from nixl_telemetry.compat.instance import Instance
 FORMAT: Final = "nixl_telemetry.check/1"
 _ROLES: Final = ("prefill", "decode")
 _AT_A_TIME: Final = 16
-_SHORT_HASH: Final = 12
 _STYLES: Final = {Verdict.COMPATIBLE: "green", Verdict.INCOMPATIBLE: "bold red", Verdict.UNKNOWN: "yellow"}
 
 
@@ -72,23 +71,23 @@ def check(
         patience = Patience(timeout, wait)
         likes = load_likes(like or [], patience)
         sides = _loaded(named, patience, Knowledge(search_seconds, likes, given))
-    pairs = [judge(*pair) for pair in itertools.product(*(_of(role, sides) for role in _ROLES))]
-    code = _exit_code(pairs, strict)
-    if as_json:
-        print_json(
-            {
-                "format": FORMAT,
-                "verdict": {
-                    Exit.FINE: Verdict.COMPATIBLE,
-                    Exit.INCOMPATIBLE: Verdict.INCOMPATIBLE,
-                    Exit.UNKNOWN: Verdict.UNKNOWN,
-                }[code],
-                "instances": [side.as_json() for side in sides],
-                "pairs": [pair.as_json() for pair in pairs],
-            }
-        )
-    else:
-        _show(Printer(), sides, pairs)
+        pairs = [judge(*pair) for pair in itertools.product(*(_of(role, sides) for role in _ROLES))]
+        code = _exit_code(pairs, strict)
+        if as_json:
+            print_json(
+                {
+                    "format": FORMAT,
+                    "verdict": {
+                        Exit.FINE: Verdict.COMPATIBLE,
+                        Exit.INCOMPATIBLE: Verdict.INCOMPATIBLE,
+                        Exit.UNKNOWN: Verdict.UNKNOWN,
+                    }[code],
+                    "instances": [side.as_json() for side in sides],
+                    "pairs": [pair.as_json() for pair in pairs],
+                }
+            )
+        else:
+            _show(Printer(), sides, pairs)
     raise typer.Exit(code)
 
 
@@ -165,9 +164,7 @@ def _show(out: Printer, sides: Sequence[Side], pairs: Sequence[Pair]) -> None:
         if side.instance is None:
             out.line(f"{side.role:<7} {side.source}  ", ("not known", "yellow"))
         else:
-            out.line(
-                f"{side.role:<7} {side.source}  {side.instance.compat_hash[:_SHORT_HASH]}  {summary(side.instance)}"
-            )
+            out.line(f"{side.role:<7} {side.source}  {short(side.instance.compat_hash)}  {summary(side.instance)}")
             for note in side.instance.notes:
                 out.line(("  note: ", "yellow"), note)
     for pair in pairs:

@@ -13,7 +13,7 @@ import typer
 from nixl_telemetry.cli import options
 from nixl_telemetry.cli.instances import STDIN, Patience, load_likes
 from nixl_telemetry.cli.knowledge import Knowledge, parse_factors
-from nixl_telemetry.cli.output import CommandError, Exit, Printer, failing, print_json
+from nixl_telemetry.cli.output import CommandError, Exit, Printer, failing, print_json, short
 from nixl_telemetry.cli.pairs import told
 from nixl_telemetry.compat.factors import Difference, differences
 from nixl_telemetry.compat.instance import Instance
@@ -21,7 +21,6 @@ from nixl_telemetry.compat.instance import Instance
 FORMAT: Final = "nixl_telemetry.explanation/1"
 _TEXT_LIMIT: Final = 64 * 2**20
 _PAIRS_LIMIT: Final = 32
-_SHORT_HASH: Final = 12
 _SIDES: Final = ("local", "remote")
 
 # Colours, and the frame of a traceback.
@@ -110,11 +109,11 @@ def explain(
         mismatches = _mismatches(text, file, local, remote)
         likes = load_likes(like or [], Patience(timeout))
         findings = _findings(mismatches, likes, Knowledge(search_seconds, likes, given))
-    if as_json:
-        print_json({"format": FORMAT, "explanations": [finding.as_json() for finding in findings]})
-    else:
-        for finding in findings:
-            _show(Printer(), finding)
+        if as_json:
+            print_json({"format": FORMAT, "explanations": [finding.as_json() for finding in findings]})
+        else:
+            for finding in findings:
+                _show(Printer(), finding)
     if not all(finding.is_same or finding.differences for finding in findings):
         raise typer.Exit(Exit.UNKNOWN)
     if not all(finding.is_same for finding in findings):
@@ -177,7 +176,7 @@ def _findings(mismatches: Sequence[Mismatch], likes: Sequence[Instance], knowled
 
 def _show(out: Printer, finding: Finding) -> None:
     out.line(
-        f"local {finding.local.compat_hash[:_SHORT_HASH]}, remote {finding.remote.compat_hash[:_SHORT_HASH]}  ",
+        f"local {short(finding.local.compat_hash)}, remote {short(finding.remote.compat_hash)}  ",
         *_verdict(finding),
     )
 

@@ -53,10 +53,10 @@ def factors(
     with failing():
         given = parse_factors(factor or [])
         instance = _with(given, _computed(arguments))
-    if as_json:
-        typer.echo(instance.to_json())
-    else:
-        show(Printer(), instance)
+        if as_json:
+            typer.echo(instance.to_json())
+        else:
+            show(Printer(), instance)
 
 
 def _computed(arguments: list[str]) -> Instance:

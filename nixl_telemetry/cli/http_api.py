@@ -97,14 +97,13 @@ def ask(url: str, timeout: float) -> HttpAnswers:
 
 
 def _checked(url: str) -> str:
-    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     try:
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number
-        usable = False
-    if not usable:
-        raise HttpApiError(f"{url!r} is no URL of an HTTP API; give http://HOST:PORT")
-    return parts._replace(query="", fragment="").geturl().rstrip("/")
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return parts._replace(query="", fragment="").geturl().rstrip("/")
+    except ValueError:  # the port is no number, or a bracket is missing
+        pass
+    raise HttpApiError(f"{url!r} is no URL of an HTTP API; give http://HOST:PORT")
 
 
 def _get(url: str, timeout: float, *, needed: bool = False) -> bytes:

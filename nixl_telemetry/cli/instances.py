@@ -81,12 +81,12 @@ def load(source: str, patience: Patience) -> Instance:
     if source == STDIN:
         return _parsed("standard input", sys.stdin.buffer.read(_FILE_LIMIT))
     path = Path(source)
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             with path.open("rb") as file:
                 return _parsed(source, file.read(_FILE_LIMIT))
-        except OSError as error:
-            raise SourceError(f"{source} cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise SourceError(f"{source} cannot be read: {error.strerror}") from None
     if path.suffix == ".json" or ("/" in source and "://" not in source):
         raise SourceError(f"{source}: there is no such file")
     return probe(source, patience).instance

@@ -29,6 +29,11 @@ _COMMON: Final[Factors] = {
 """The starting point where no instance is known; the search changes up to three of these."""
 _SMALL: Final = ("transfer_mode", "is_hma_enabled", "dtype")
 """Factors with so few values that each combination of them is a starting point of its own."""
+_KINDS: Final = {
+    **dict.fromkeys(("nixl_connector_version", "num_kv_heads", "head_size", "num_hidden_layers"), int),
+    **dict.fromkeys(("cross_layers_blocks", "is_hma_enabled"), bool),
+}
+"""Factors that have values of one kind only, other than text."""
 _LIKELY: Final = 6
 """Values of a factor that are tried first, of all releases; then all of them are."""
 
@@ -157,7 +162,7 @@ def parse_factors(texts: Sequence[str]) -> dict[str, Any]:
     """Read NAME=VALUE, the value as JSON or, where it is none, as it stands.
 
     Raises:
-        FactorError: It is not that, or there is no such factor.
+        FactorError: It is not that, there is no such factor, or it never has such a value.
     """
     factors: dict[str, Any] = {}
     for text in texts:
@@ -171,6 +176,13 @@ def parse_factors(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_hashed(name: str, value: str) -> Any:
+    found = _read(name, value)
+    if (kind := _KINDS.get(name)) and type(found) is not kind:
+        raise FactorError(f"{name} is {value!r}; vLLM hashes {'a number' if kind is int else 'true or false'} there")
+    return found
+
+
+def _read(name: str, value: str) -> Any:
     if name in {"model", "vllm_version", "dtype", "cache_dtype", "attn_backend_name", "transfer_mode"}:
         # Text even if it looks like a number.
         value = value.removeprefix('"').removesuffix('"')

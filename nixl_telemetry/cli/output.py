@@ -7,11 +7,13 @@ import json
 import re
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
+
+_SHORT_HASH: Final = 12
 
 
 class Exit(IntEnum):
@@ -29,17 +31,27 @@ class CommandError(Exception):
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Turns an error whose message is for the user into the message and an exit code."""
+    """Turns an error into one line and an exit code; one that nobody foresaw must not look like a verdict."""
     try:
         yield
     except CommandError as error:
         complain(str(error))
+        raise typer.Exit(Exit.UNKNOWN) from None
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # typer's business
+        raise
+    except Exception as error:
+        complain(f"{type(error).__name__}: {error}; this is a bug in nixl-telemetry, and worth a report")
         raise typer.Exit(Exit.UNKNOWN) from None
 
 
 def complain(message: str) -> None:
     """Print an error."""
     typer.echo(f"error: {plain(message)}", err=True)
+
+
+def short(compat_hash: str) -> str:
+    """So much of a hash that hashes can be told apart by it."""
+    return compat_hash[:_SHORT_HASH]
 
 
 def print_json(value: Any) -> None:

@@ -106,7 +106,8 @@ def judge(prefill: Side, decode: Side) -> Pair:
         for side, instance in ((prefill, here), (decode, there))
         if len(instance.hashes()) > 1
     ]
-    geometry = geometry_differences(here.geometry, there.geometry, _revisions(here, there))
+    same = (here.factors or there.factors) if here.compat_hash == there.compat_hash else None
+    geometry = geometry_differences(here.geometry, there.geometry, _revisions(here, there), same)
     reasons += [_geometry_text(found) for found in geometry if found.consequence is Consequence.REFUSED]
     warnings = [_geometry_text(found) for found in geometry if found.consequence is not Consequence.REFUSED]
     warnings += [

@@ -11,13 +11,12 @@ import typer
 from nixl_telemetry.cli import options
 from nixl_telemetry.cli.instances import Patience, Ranks, load_likes, probe as ask
 from nixl_telemetry.cli.knowledge import Knowledge, parse_factors
-from nixl_telemetry.cli.output import Exit, Printer, failing
+from nixl_telemetry.cli.output import Exit, Printer, failing, short
 from nixl_telemetry.compat.factors import FACTOR_NAMES, value_text
 from nixl_telemetry.compat.instance import Instance, Origin
 from nixl_telemetry.compat.statement import Geometry
 
 _LABEL_WIDTH = 12
-_SHORT_HASH = 12
 _REGIONS = 4
 _WHY_UNKNOWN = (
     "it tells none, and none that are known give its hash; --like an instance of the same fleet that tells them, "
@@ -61,10 +60,10 @@ def probe(
         found = ask(source, patience, Ranks(tp, pp), http)
         likes = load_likes(like or [], patience)
         (instance,) = Knowledge(search_seconds, likes, given, found.hints).complete([found.instance])
-    if as_json:
-        typer.echo(instance.to_json())
-    else:
-        show(Printer(), instance)
+        if as_json:
+            typer.echo(instance.to_json())
+        else:
+            show(Printer(), instance)
     if len(instance.hashes()) > 1:
         raise typer.Exit(Exit.INCOMPATIBLE)
 
@@ -87,7 +86,7 @@ def show(out: Printer, instance: Instance) -> None:
             same = rank.compat_hash == instance.compat_hash
             out.line(
                 f"    ({rank.pp_rank}, {rank.tp_rank})  ",
-                (rank.compat_hash[:_SHORT_HASH], "" if same else "bold red"),
+                (short(rank.compat_hash), "" if same else "bold red"),
                 f"  {_blocks(rank.num_blocks, rank.geometry)}",
             )
     if len(instance.hashes()) > 1:
@@ -129,8 +128,11 @@ def _facts(instance: Instance) -> Iterator[tuple[str, str]]:
 
 def _sizes(geometry: Geometry) -> str:
     named = msgspec.structs.asdict(geometry)
-    named.pop("block_lens")
-    return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in named.items()
+        if value is not None and name not in {"block_lens", "num_regions"}
+    )
 
 
 def _blocks(count: int | None, geometry: Geometry) -> str:
@@ -138,4 +140,5 @@ def _blocks(count: int | None, geometry: Geometry) -> str:
     if (lengths := geometry.block_lens) is None:
         return text
     shown = ", ".join(map(str, lengths[:_REGIONS])) + (", …" if len(lengths) > _REGIONS else "")
-    return f"{text} of {shown} bytes in each region"
+    regions = "each region" if geometry.num_regions is None else f"each of {geometry.num_regions} regions"
+    return f"{text} of {shown} bytes in {regions}"

@@ -109,6 +109,10 @@ def _host(host: str, text: str) -> str:
         )
     if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
         raise AddressError(f"{text!r} has no host name or address before the port")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise AddressError(f"{text!r} has a host name of which a part is empty or too long") from None
     return host
 
 

@@ -115,7 +115,7 @@ def _context_refusal(local: Geometry, remote: Geometry) -> str | None:
         for (pcp, dcp), (_, other) in (sizes, sizes[::-1])
     ):
         return "vLLM pairs no instance that has PCP without DCP with one that has DCP"
-    _, (here, there) = zip(*sizes, strict=True)
+    here, there = local.dcp_size, remote.dcp_size
     if here is not None and there is not None and here % max(there, 1) and there % max(here, 1):
         return "vLLM takes only sizes of which one divides the other"
     return None

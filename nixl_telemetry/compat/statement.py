@@ -6,6 +6,7 @@ Stock peers ignore fields that they do not know. What arrives comes from the net
 hash that it claims to explain, and otherwise ignored.
 """
 
+import json
 import re
 from typing import Annotated, Any, Final
 
@@ -101,6 +102,8 @@ def decode(data: bytes, compat_hash: str) -> Statement | None:
         statement = _STATEMENT.decode(data)
         if not all(map(_FACTOR_NAME.fullmatch, statement.factors)) or _nests(statement.factors, _DEPTH_LIMIT):
             raise StatementError("a statement with factors that are none")
+        # Nor numbers that JSON does not have: what is read from our files could not be read back.
+        json.dumps(statement.factors, allow_nan=False)
         explains = digest(statement.factors) == compat_hash
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, StatementError):

@@ -96,7 +96,8 @@ class Compatibility:
         if mine is None:
             return ()
         revisions = mine.model_revision, statement.model_revision
-        return geometry_differences(mine.geometry, statement.geometry, revisions)
+        same = self.factors if statement.factors == self.factors else None
+        return geometry_differences(mine.geometry, statement.geometry, revisions, same)
 
     def sentence(self, peer: Peer, explanation: Explanation) -> str:
         """The explanation, for the first line of an exception."""

@@ -68,6 +68,7 @@ def statement_of(worker: Any, factors: Factors) -> Statement:
             block_size=worker.block_size,
             kv_cache_layout=None if layout is None else str(layout),
             block_lens=tuple(length for length, _ in itertools.groupby(worker.block_len_per_layer)),
+            num_regions=len(worker.block_len_per_layer),
         ),
         model_revision=worker.vllm_config.model_config.revision,
     )

@@ -169,9 +169,14 @@ def _as_one_rank(config: Any) -> Iterator[None]:
         if hasattr(parallel, name):
             setattr(parallel, name, 1)
     with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(config):
-        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
         try:
-            parallel_state.ensure_model_parallel_initialized(1, 1)
+            try:
+                parallel_state.init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
+                parallel_state.ensure_model_parallel_initialized(1, 1)
+            except Exception as error:
+                raise PreflightError(
+                    f"vLLM's layers need torch.distributed, which does not start here: {_in_short(error)}"
+                ) from error
             yield
         finally:
             parallel_state.destroy_model_parallel()
@@ -213,9 +218,15 @@ def _hashed(config: Any, connector: _Connector) -> dict[str, Any]:
     arguments: dict[str, Any] = {"transfer_mode": connector.worker._TRANSFER_MODE}
     if "cross_layers_blocks" in inspect.signature(compute_nixl_compatibility_hash).parameters:
         arguments["cross_layers_blocks"] = False  # in vLLM 0.28 it is, whatever is asked for
-    with seeing_factors() as seen:
-        compat_hash = compute_nixl_compatibility_hash(config, _backend_name(config, connector), **arguments)
-    return next(factors for factors in seen if digest(factors) == compat_hash)
+    try:
+        with seeing_factors() as seen:
+            compat_hash = compute_nixl_compatibility_hash(config, _backend_name(config, connector), **arguments)
+    except Exception as error:
+        raise PreflightError(f"vLLM computes no hash for these arguments: {_in_short(error)}") from error
+    for factors in seen:
+        if digest(factors) == compat_hash:
+            return factors
+    raise PreflightError(f"this vLLM ({vllm_version()}) hashes in a way that is not known: its factors are not seen")
 
 
 def _backend_name(config: Any, connector: _Connector) -> str:

@@ -187,6 +187,37 @@ def test_where_layers_cannot_be_built(base: Instance, computed: Compute, monkeyp
     assert found.notes[1].endswith("so that its attention backend may be another one: no kernels here")
 
 
+def test_where_no_process_group_can_be_made(base: Instance, computed: Compute, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line; and the next one is computed as if nothing had been."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no gloo here\nand more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vllm.distributed.parallel_state.ensure_model_parallel_initialized", fail)
+        with pytest.raises(PreflightError, match=r"torch\.distributed, which does not start here: no gloo here$"):
+            computed()
+
+    assert computed().compat_hash == base.compat_hash
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement", "said"),
+    [
+        ("digest", lambda factors: "0" * 64, "hashes in a way that is not known"),
+        ("get_current_attn_backends", lambda config: [], "vLLM computes no hash for these arguments"),
+    ],
+)
+def test_a_hash_that_vllm_computes_otherwise(
+    computed: Compute, monkeypatch: pytest.MonkeyPatch, name: str, replacement: Callable[..., Any], said: str
+) -> None:
+    """A later vLLM may; what is not seen is not guessed."""
+    monkeypatch.setattr(f"nixl_telemetry.seam.preflight.{name}", replacement)
+
+    with pytest.raises(PreflightError, match=said):
+        computed()
+
+
 def test_nothing_is_left_behind(computed: Compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process group, which the next one would trip over, and no file."""
     from vllm.distributed import parallel_state

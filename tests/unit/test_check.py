@@ -167,14 +167,88 @@ def verdict(prefill: Instance, decode: Instance) -> tuple[Verdict, list[str], li
     return pair.verdict, list(pair.reasons), list(pair.warnings)
 
 
-def test_blocks_of_other_sizes_are_refused() -> None:
-    result, reasons, warnings = verdict(
-        instance(geometry=GEOMETRY), instance(geometry=msgspec.structs.replace(GEOMETRY, block_lens=(1024,)))
-    )
+def beside(here: Geometry, there: Geometry, **hashed: Any) -> tuple[Verdict, list[str], list[str]]:
+    """The verdict on instances with equal hashes."""
+    return verdict(instance(factors(**hashed), geometry=here), instance(factors(**hashed), geometry=there))
+
+
+@pytest.mark.parametrize("hashed", [{"is_hma_enabled": False}, {"attn_backend_name": "FLASH_ATTN_MLA"}])
+def test_blocks_of_other_sizes_are_refused(hashed: dict[str, Any]) -> None:
+    """Where no model can have Mamba layers, or vLLM compares them all the same."""
+    result, reasons, warnings = beside(GEOMETRY, msgspec.structs.replace(GEOMETRY, block_lens=(1024,)), **hashed)
 
     assert result is Verdict.INCOMPATIBLE
     assert reasons[0].startswith("block_lens is [32768] on prefill and [1024] on decode: ")
     assert warnings == []
+
+
+def test_blocks_of_other_sizes_may_be_those_of_a_hybrid_model() -> None:
+    result, reasons, warnings = beside(GEOMETRY, msgspec.structs.replace(GEOMETRY, block_lens=(1024,)))
+
+    assert (result, reasons) == (Verdict.COMPATIBLE, [])
+    (warning,) = warnings
+    assert warning.startswith("block_lens is [32768] on prefill and [1024] on decode: ")
+    assert "unless the model has Mamba layers" in warning
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected", "said"),
+    [
+        ((1, 1), Verdict.INCOMPATIBLE, "vLLM takes only as many regions as it has"),
+        ((2, 2), Verdict.COMPATIBLE, "unless PP splits the layers"),
+        ((None, 1), Verdict.COMPATIBLE, "unless PP splits the layers"),
+    ],
+)
+def test_another_number_of_equal_regions(stages: tuple[int | None, int], expected: Verdict, said: str) -> None:
+    """Their lengths are the same run."""
+    here, there = (
+        msgspec.structs.replace(GEOMETRY, pp_size=stage, num_regions=regions)
+        for stage, regions in zip(stages, (4, 5), strict=True)
+    )
+
+    result, reasons, warnings = beside(here, there)
+
+    assert result is expected
+    (text,) = [*reasons, *warnings]
+    assert text.startswith("num_regions is 4 on prefill and 5 on decode: ")
+    assert said in text
+
+
+def test_regions_follow_from_pp_sizes() -> None:
+    here, there = (msgspec.structs.replace(GEOMETRY, pp_size=stages, num_regions=8 // stages) for stages in (1, 2))
+
+    (warning,) = beside(here, there)[2]
+
+    assert warning.startswith("pp_size is 1")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "said"),
+    [
+        ((2, 1), (1, 2), "no instance that has PCP without DCP with one that has DCP"),
+        ((1, 2), (2, 1), "no instance that has PCP without DCP with one that has DCP"),
+        ((2, 1), (None, 2), "no instance that has PCP without DCP with one that has DCP"),
+        ((4, 8), (1, 1), "only a DCP size of 1 or of PCP's"),
+        ((1, 1), (4, 2), "only a DCP size of 1 or of PCP's"),
+        ((4, 2), (4, 2), "only a DCP size of 1 or of PCP's"),
+        ((1, 2), (1, 3), "sizes of which one divides the other"),
+        ((1, 2), (1, 4), None),
+        ((4, 4), (1, 2), None),
+        ((4, 1), (1, 1), None),
+        ((None, 1), (1, 2), None),
+        ((4, 2), (1, None), None),
+    ],
+)
+def test_context_parallel_sizes_that_vllm_never_pairs(
+    here: tuple[int | None, int | None], there: tuple[int | None, int | None], said: str | None
+) -> None:
+    """PCP and DCP sizes of prefill and decode; the same rule from either side."""
+    sides = [Geometry(pcp_size=pcp, dcp_size=dcp) for pcp, dcp in (here, there)]
+
+    for pair in (sides, sides[::-1]):
+        result, reasons, _ = beside(*pair)
+        assert result is (Verdict.INCOMPATIBLE if said else Verdict.COMPATIBLE)
+        assert [said in reason for reason in reasons if said] == [True] * bool(said)
 
 
 @pytest.mark.parametrize("known", [{}, {"tp_size": 1, "pp_size": 1}])
@@ -347,6 +421,7 @@ def test_a_file_that_is_no_instance(tmp_path: Path, text: str, said: str) -> Non
         ("file.json", "there is no such file"),
         ("nonsense", "has no port"),
         ("[::1]", "has no port"),
+        ("a" * 300, "cannot be read: File name too long"),
     ],
 )
 def test_a_source_that_is_none(tmp_path: Path, source: str, said: str) -> None:

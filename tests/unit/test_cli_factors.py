@@ -144,6 +144,14 @@ def test_what_vllm_refuses_is_one_line(asked: list[Any]) -> None:
     assert result.stderr.splitlines() == ["what vLLM prints", "error: vLLM refuses the arguments: none"]
 
 
+def test_json_is_ascii(asked: list[Any]) -> None:
+    result = run(factors, "--json", "--factor", "model=\x9b\u202e\x7f", "--", "my/model")
+
+    assert output(result)["factors"]["model"] == "\x9b\u202e\x7f"
+    assert result.stdout.isascii()
+    assert "\x7f" not in result.stdout
+
+
 def test_no_arguments_are_a_mistake() -> None:
     assert run(factors).exit_code == 2
 
@@ -168,6 +176,22 @@ def test_values_are_read_as_they_are_hashed() -> None:
         "transfer_mode": "push",
         "attn_backend_name": "A=B",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nixl_connector_version=[14]", r"nixl_connector_version is '\[14\]'; vLLM hashes a number there"),
+        ("num_kv_heads=true", "a number"),
+        ("head_size=128.0", "a number"),
+        ("num_hidden_layers=many", "a number"),
+        ("is_hma_enabled=1", "is_hma_enabled is '1'; vLLM hashes true or false there"),
+        ("cross_layers_blocks=no", "true or false"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(text: str, said: str) -> None:
+    with pytest.raises(FactorError, match=said):
+        parse_factors([text])
 
 
 @pytest.mark.parametrize("text", ["model", "=x", "Model=x", "speculative_config=" + "[" * 100_000])

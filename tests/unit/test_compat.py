@@ -87,6 +87,9 @@ HOSTILE: dict[str, bytes] = {
     "factors that are NaN": msgspec.msgpack.encode(
         {**msgspec.to_builtins(statement()), "factors": factors(head_size=float("nan"))}
     ),
+    "factors that are infinite": msgspec.msgpack.encode(
+        {**msgspec.to_builtins(statement()), "factors": factors(head_size=float("inf"))}
+    ),
     "bytes among the factors": msgspec.msgpack.encode(
         {**msgspec.to_builtins(statement()), "factors": factors(model=b"\xff")}
     ),
@@ -164,11 +167,18 @@ def test_more_fields_are_left_alone() -> None:
 def test_geometry(changes: dict[str, Any], expected: dict[str, Consequence]) -> None:
     there = msgspec.structs.replace(GEOMETRY, **changes)
 
-    found = geometry_differences(GEOMETRY, there)
+    # Without the hybrid cache manager there are no Mamba layers.
+    found = geometry_differences(GEOMETRY, there, factors=factors(is_hma_enabled=False))
 
     assert {difference.name: difference.consequence for difference in found} == expected
     for difference in found:
         assert f"{difference.name} is " in difference.text()
+
+
+def test_block_lengths_may_differ_where_there_may_be_mamba_layers() -> None:
+    (found,) = geometry_differences(GEOMETRY, msgspec.structs.replace(GEOMETRY, block_lens=(16384,)), factors=FACTORS)
+
+    assert found.consequence is Consequence.CONDITIONAL
 
 
 def test_sizes_that_do_not_divide_are_refused() -> None:

@@ -200,6 +200,7 @@ def test_a_text_from_a_file_or_standard_input(tmp_path: Path) -> None:
         ([message(), "--like", "no/such.json"], "there is no such file"),
         ([message(), "--like", "127.0.0.1:{port}"], "refused the connection"),
         ([message(), "--factor", "dtyp=x"], "there is no factor 'dtyp'"),
+        ([message(), "--factor", "nixl_connector_version=[14]"], "vLLM hashes a number there"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], said: str) -> None:

@@ -62,7 +62,8 @@ def test_a_stock_instance_is_asked_for_the_first_rank_only() -> None:
     assert found["compat_hash"] == digest(FACTORS)
     assert (found["instrumented"], found["origin"], found["factors"]) == (False, "unknown", None)
     assert found["engine_id"] == "5b1f"
-    assert found["geometry"] == {**json.loads(msgspec.json.encode(GEOMETRY)), "tp_size": None, "pp_size": None}
+    sizes = msgspec.structs.replace(GEOMETRY, tp_size=None, pp_size=None, num_regions=8)
+    assert found["geometry"] == json.loads(msgspec.json.encode(sizes))
     assert [(rank["attn_backend_name"], rank["num_blocks"]) for rank in found["ranks"]] == [("CPU_ATTN", 100)]
 
 
@@ -211,6 +212,7 @@ def test_an_odd_http_api_tells_nothing(answer: str) -> None:
         ("http://127.0.0.1:http", "is no URL"),
         ("ftp://127.0.0.1/", "is no URL"),
         ("http://", "is no URL"),
+        ("http://[::1", "is no URL"),
     ],
 )
 def test_an_http_api_that_is_none(url: str, said: str) -> None:
@@ -256,7 +258,6 @@ def test_what_is_no_payload(answer: bytes, said: str) -> None:
         {1: 2},
         {"engine_id": 5, "num_blocks": -1, "block_lens": "x", "kv_cache_layout": None, "block_size": 2**60},
         {"engine_id": "x" * 300, "block_lens": [1.5], "dcp_size": "1", "kv_cache_layout": b"LBHNC"},
-        {"block_lens": list(range(2000))},
         {"block_lens": [[[]]] * 1000},
     ],
 )
@@ -268,6 +269,13 @@ def test_odd_metadata_tells_nothing(metadata: Any) -> None:
     assert found["compat_hash"] == "a" * 64
     assert found["engine_id"] is None
     assert set(found["geometry"].values()) == {None}
+
+
+def test_regions_are_counted_where_their_lengths_are_too_many() -> None:
+    with listener({(0, 0): payload("a" * 64, {"block_lens": list(range(2000))})}) as there:
+        found = output(run(probe, there.address, "--json", "--search-seconds", 0))
+
+    assert (found["geometry"]["block_lens"], found["geometry"]["num_regions"]) == (None, 2000)
 
 
 def test_one_odd_value_does_not_hide_the_others() -> None:
@@ -299,10 +307,14 @@ def test_a_statement_that_is_not_believed(field: bytes) -> None:
 
 
 def test_nothing_of_a_peer_reaches_the_terminal_as_a_command() -> None:
-    said = statement(factors(model="\x1b[2J\nmodel"), engine_id="\x1b]0;title\x07", kv_role="\u202e")
+    said = statement(factors(model="\x1b[2J\nmodel\x9b\x7f"), engine_id="\x1b]0;title\x07", kv_role="\u202e")
     with listener({(0, 0): told(said)}) as there:
         text = run(probe, there.address).stdout
+        as_json = run(probe, there.address, "--json").stdout
 
+    assert as_json.isascii()
+    assert "\x7f" not in as_json
+    assert json.loads(as_json)["factors"]["model"] == "\x1b[2J\nmodel\x9b\x7f"
     assert r"\u001b[2J\nmodel" in text
     assert not any(letter < " " and letter != "\n" for letter in text)
     assert "\u202e" not in text
@@ -325,7 +337,7 @@ def test_the_text_has_everything() -> None:
         "  engine id     there",
         "  revision      abc",
         "  geometry      tp_size 2, pp_size 1, dcp_size 1, pcp_size 1, block_size 32, kv_cache_layout LBHNC",
-        "  blocks        100 of 32768 bytes in each region",
+        "  blocks        100 of 32768 bytes in each of 8 regions",
         "  factors (exchanged)",
         '    vllm_version            "0.32.0"',
         "    nixl_connector_version  14",
@@ -340,8 +352,8 @@ def test_the_text_has_everything() -> None:
         "    is_hma_enabled          true",
         "    speculative_config      null",
         "  ranks (pp, tp)",
-        f"    (0, 0)  {digest(FACTORS)[:12]}  100 of 32768 bytes in each region",
-        f"    (0, 1)  {digest(FACTORS)[:12]}  100 of 32768 bytes in each region",
+        f"    (0, 0)  {digest(FACTORS)[:12]}  100 of 32768 bytes in each of 8 regions",
+        f"    (0, 1)  {digest(FACTORS)[:12]}  100 of 32768 bytes in each of 8 regions",
     ]
 
 
@@ -357,6 +369,7 @@ def test_what_would_help_is_said() -> None:
     ("arguments", "said"),
     [
         (["nowhere"], "has no port"),
+        (["a" * 64 + ":5600"], "has a host name of which a part is empty or too long"),
         (["127.0.0.1:99999"], "no number from 1 to 65535"),
         (["127.0.0.1:{port}"], "refused the connection"),
         (["127.0.0.1:{port}", "--factor", "modelname=x"], "there is no factor 'modelname'; there are vllm_version, "),
@@ -375,6 +388,19 @@ def test_bad_options_are_refused(options: list[str]) -> None:
 
     assert result.exit_code == 2
     assert result.stdout == ""
+
+
+def test_a_bug_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with one line, and not with the exit code of ranks that disagree."""
+
+    def fail(*args: object) -> None:
+        raise KeyError("oh\nno")
+
+    monkeypatch.setattr("nixl_telemetry.cli.probe.ask", fail)
+
+    assert refused(run(probe, "127.0.0.1:5600")) == (
+        r"error: KeyError: 'oh\nno'; this is a bug in nixl-telemetry, and worth a report"
+    )
 
 
 def test_waiting_covers_the_whole_probe() -> None:

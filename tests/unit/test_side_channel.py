@@ -65,6 +65,8 @@ def test_an_address_is_read(text: str, host: str, port: int, shown: str) -> None
         ("10.0.0.7:٣", "has the port"),
         (":5600", "has no host name"),
         ("a b:5600", "has no host name"),
+        ("a..b:5600", "a part is empty or too long"),
+        ("a" * 64 + ":5600", "a part is empty or too long"),
         ("a;rm:5600", "has no host name"),
         ("::1:5600", "goes into brackets"),
         ("[::1]", "has no port"),
