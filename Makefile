@@ -127,7 +127,7 @@ test: venv router contract older lint type check-generated docs ## everything: a
 
 ##### The rest
 
-demo: venv router ## real prefill and decode servers, a router and every signal, into demo-out/
+demo: venv router ## real prefill and decode servers and a router; metrics, spans and logs into demo-out/
 	@$(BIN)/nixl-telemetry demo --out demo-out
 
 clean: ## remove outputs and caches; keeps .venv and .venvs

@@ -91,7 +91,15 @@ def test_the_demo_shows_everything(tmp_path: Path) -> None:
     }
     # As a file shows it: no colours, no cursor movements.
     assert "\x1b" not in output
-    for text in ("nixl.handshake.register", "READ", "WRITE", "HTTP 500", "compat_mismatch", "Everything was seen."):
+    for text in (
+        "nixl.handshake.register",
+        "READ",
+        "WRITE",
+        "HTTP 500",
+        "compat_mismatch",
+        "(exchanged)",
+        "Everything was seen.",
+    ):
         assert text in output
     assert_nothing_is_left(out)
 

@@ -140,7 +140,9 @@ def rejection() -> RejectionEvidence:
     conflict = Event(
         "nixl.mode_conflict", 0, {"nixl.mode_conflict.expected": "push", "nixl.mode_conflict.found": "pull"}
     )
-    spans = handshake("push", "kv_consumer", STAGES[:2], "compat_mismatch", [conflict])
+    failed, *stages = handshake("push", "kv_consumer", STAGES[:2], "compat_mismatch", [conflict])
+    reason = 'prefill 10.0.0.1:5600 is incompatible: transfer_mode is "pull" there and "push" here (exchanged)'
+    spans = (replace(failed, status_message=f"{reason}\nNIXL compatibility hash mismatch."), *stages)
     counted = exposition("push", "kv_consumer").text.replace('factor="unknown"} 0.0', 'factor="unknown"} 1.0')
     line = "(Worker pid=7) WARNING 01-01 [x.py:1] event=nixl.mode_conflict nixl.mode_conflict.found=pull"
     return RejectionEvidence(500, '{"error": "internal"}', spans, MetricsSnapshot(counted), line)
@@ -255,7 +257,7 @@ def test_a_rejection_that_was_not_seen_is_said(pull: ModeEvidence) -> None:
         "error_type": None,
         "rejections_total": 0,
     }
-    assert len(missed) == 5
+    assert len(missed) == 6
     assert all(line.startswith("mismatch: ") for line in missed)
 
 
@@ -291,7 +293,7 @@ def test_spans_are_a_tree_for_each_instance(push: ModeEvidence) -> None:
         "│   ├── nixl.handshake.metadata     1 ms",
         "│   ├── nixl.handshake.compat       1 ms",
         "│   └── nixl.handshake.register     1 ms",
-        "└── nixl.transfer                 2.6 ms  WRITE    3 blocks    384 KiB  poll gap 120 µs",
+        "└── nixl.transfer                 2.6 ms  WRITE    3 blocks    384 KiB  ended in the last 120 µs",
     ]
 
 
@@ -333,6 +335,7 @@ def test_a_rejection_says_what_happened_and_what_to_do(rejection: RejectionEvide
     assert "Worker pid" not in text
     assert "The push decode instance refused its pull peer (compat_mismatch)" in text
     assert "handshakes rejected: 1." in text
+    assert 'transfer_mode is "pull" there and "push" here (exchanged)' in text
     assert "Give both sides the same kv_connector" in text
 
 

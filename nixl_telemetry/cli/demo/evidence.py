@@ -66,6 +66,11 @@ class RejectionEvidence:
         events = self.handshake.events if self.handshake else ()
         return next((event.attributes for event in events if event.name == EventName.MODE_CONFLICT), {})
 
+    @property
+    def reason(self) -> str:
+        """The first line of the exception, which says what differs; empty where there is none."""
+        return self.handshake.status_message.partition("\n")[0] if self.handshake else ""
+
 
 def of_mode(spans: Sequence[ReceivedSpan], mode: str) -> tuple[ReceivedSpan, ...]:
     """The suite's spans that instances of a mode made, in order of time."""
@@ -122,6 +127,7 @@ def missing(modes: Mapping[str, ModeEvidence], rejection: RejectionEvidence | No
             "mismatch: HTTP 500 for the client": part["http_status"] == HTTPStatus.INTERNAL_SERVER_ERROR,
             "mismatch: error.type=compat_mismatch on the handshake": part["error_type"] == ErrorType.COMPAT_MISMATCH,
             "mismatch: both modes named": (part["local_mode"], part["remote_mode"]) == ("push", "pull"),
+            "mismatch: what differs, in the exception": "transfer_mode" in rejection.reason,
             "mismatch: the log line": bool(rejection.log_line),
             "mismatch: a counted rejection": part["rejections_total"] > 0,
         }

@@ -92,7 +92,7 @@ def rejection_report(seen: RejectionEvidence) -> RenderableType:
         _heading("Metrics of the decode instance"),
         _indented(metrics_table({"decode": seen.metrics}, only=(HANDSHAKE_REJECTIONS.name, MODE_CONFLICTS.name))),
         "",
-        Panel(_words({"What happened": happened, "What to do": _ADVICE}), border_style="yellow"),
+        Panel(_words({"Why": seen.reason, "What happened": happened, "What to do": _ADVICE}), border_style="yellow"),
     )
 
 
@@ -101,7 +101,7 @@ def ending(missing: Sequence[str], out: Path) -> RenderableType:
     if missing:
         lines = "\n".join(f"  - {what}" for what in missing)
         return Group("", Text(f"Not seen:\n{lines}", "bold red"), Text(f"What was measured, and the logs: {out}"))
-    return Group("", Text.assemble(("Everything was seen. ", "bold green"), f"Summary, spans, metrics and logs: {out}"))
+    return Group("", Text.assemble(("Everything was seen. ", "bold green"), f"Summary, spans, metrics, logs: {out}"))
 
 
 # --------------------------------------------------------------------------------------------------------------- Spans
@@ -165,7 +165,9 @@ def _details(span: ReceivedSpan) -> Text:
             # The end lies in this gap: vLLM asks NIXL only once per engine step.
             gap = duration(attributes.get(semconv.TRANSFER_OBSERVATION_DELAY, 0.0))
             size = "? bytes" if moved is None else size_of(moved)
-            return Text.assemble((operation, "bold"), f"  {blocks:>10}  {size:>9}", (f"  poll gap {gap}", "dim"))
+            return Text.assemble(
+                (operation, "bold"), f"  {blocks:>10}  {size:>9}", (f"  ended in the last {gap}", "dim")
+            )
     return Text()
 
 
