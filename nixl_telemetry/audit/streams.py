@@ -126,7 +126,8 @@ def _places(paths: Iterable[Path]) -> dict[Path, set[str] | None]:
         if path.is_dir():
             if not any(_FILE.fullmatch(file.name) or _HEAD.fullmatch(file.name) for file in _files_in(path)):
                 raise AuditPathError(
-                    f"No audit log in the folder {path}: its files are called nixl-audit-*.jsonl. "
+                    f"No audit log in the folder {path}: its files are called "
+                    "nixl-audit-<engine id>-<process>-<pid>-<start>.000001.jsonl. "
                     "Give the folder of the setting audit_dir; folders inside it are not searched."
                 )
             places[path] = None

@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """``nixl-telemetry explain``: which factor is behind two digests in a log."""
 
+import contextlib
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -12,11 +14,12 @@ import typer
 
 from nixl_telemetry.cli import options
 from nixl_telemetry.cli.instances import STDIN, Patience, load_likes
-from nixl_telemetry.cli.knowledge import Knowledge, parse_factors
+from nixl_telemetry.cli.knowledge import FactorError, Knowledge, parse_factors
 from nixl_telemetry.cli.output import CommandError, Exit, Printer, failing, print_json, short
 from nixl_telemetry.cli.pairs import told
-from nixl_telemetry.compat.factors import Difference, differences
-from nixl_telemetry.compat.instance import Instance
+from nixl_telemetry.compat.factors import Difference, differences, digest
+from nixl_telemetry.compat.instance import Instance, Origin
+from nixl_telemetry.signals import semconv
 
 FORMAT: Final = "nixl_telemetry.explanation/1"
 _TEXT_LIMIT: Final = 64 * 2**20
@@ -30,6 +33,7 @@ _PREFIXES: Final = re.compile(
     r"^[ \t]*(?:[\w./\[\]-]+[ \t]*\|[ \t]?|\[[\w./-]+\][ \t])?(?:\([^()\n]*pid=\d+\)[ \t]?)?", re.MULTILINE
 )
 _DIGEST: Final = r"((?:[0-9a-f]\s*){63}[0-9a-f])(?![0-9a-f])"
+_SHORTENED: Final = re.compile(r"(?:Local|Remote)\W+[0-9a-f]{1,63}(?:\.\.|…)|(?:Local|Remote):\s*(?:\.\.|…)")
 _MESSAGES: Final = (
     # vLLM's, which the terminal or a log shipper may have wrapped anywhere.
     re.compile(rf"L\s*o\s*c\s*a\s*l\s*:\s*{_DIGEST}\s*,\s*R\s*e\s*m\s*o\s*t\s*e\s*:\s*{_DIGEST}"),
@@ -38,9 +42,14 @@ _MESSAGES: Final = (
         r'nixl\.compat\.hash"?[=:]\s*"?([0-9a-f]{64})\b.*?nixl\.remote\.compat\.hash"?[=:]\s*"?([0-9a-f]{64})\b'
     ),
 )
+# A field of the line in which an instance tells its hash and factors, as logfmt and as JSON.
+_FIELD: Final = re.compile(
+    r'\bnixl\.compat\.(?:factor\.)?(\w+)(?:="?|":\s*"?)(?:(?<=")((?:[^"\\]|\\.)*)"|(?<==)([^\s"\\]*)|([\w.+-]+))'
+)
 _HELP: Final = (
-    "no known values give {missing} digest; --like an instance whose factors are known (HOST:PORT or a file), or "
-    "--factor model=NAME and whatever else is known of one side, helps to find them"
+    "no known values give {missing} digest, and {outcome}; --like an instance whose factors are known (HOST:PORT or a "
+    "file) helps, or --factor NAME=VALUE for one side: model, attn_backend_name, num_kv_heads, head_size and "
+    "num_hidden_layers usually have to be given"
 )
 
 
@@ -99,29 +108,33 @@ def explain(
     """Say which factor differs between two sides of which only the digests are known.
 
     Finds "NIXL compatibility hash mismatch. Local: ..., Remote: ..."
-    anywhere in a text.
+    anywhere in a text, and what an instance with the suite logged of its
+    factors.
 
     Exits with 0 if the digests are equal, with 1 if it is known what
-    differs, and with 2 if it is not.
+    differs, and with 2 if it is not, if only of one of several pairs.
     """
     with failing():
         given = parse_factors(factor or [])
-        mismatches = _mismatches(text, file, local, remote)
-        likes = load_likes(like or [], Patience(timeout))
-        findings = _findings(mismatches, likes, Knowledge(search_seconds, likes, given))
+        mismatches, logged = _mismatches(text, file, local, remote)
+        likes = [*load_likes(like or [], Patience(timeout)), *logged]
+        knowledge = Knowledge(search_seconds, likes, given)
+        findings = _findings(mismatches, likes, knowledge)
         if as_json:
             print_json({"format": FORMAT, "explanations": [finding.as_json() for finding in findings]})
         else:
             for finding in findings:
-                _show(Printer(), finding)
+                _show(Printer(), finding, knowledge.outcome)
     if not all(finding.is_same or finding.differences for finding in findings):
         raise typer.Exit(Exit.UNKNOWN)
     if not all(finding.is_same for finding in findings):
         raise typer.Exit(Exit.INCOMPATIBLE)
 
 
-def _mismatches(text: str | None, file: Path | None, local: str | None, remote: str | None) -> list[Mismatch]:
-    """The digests to explain.
+def _mismatches(
+    text: str | None, file: Path | None, local: str | None, remote: str | None
+) -> tuple[list[Mismatch], list[Instance]]:
+    """The digests to explain, and the instances that told their factors beside them.
 
     Raises:
         CommandError: There are none, or they are given in two ways.
@@ -132,16 +145,29 @@ def _mismatches(text: str | None, file: Path | None, local: str | None, remote: 
         for name, value in zip(_SIDES, (local, remote), strict=True):
             if not re.fullmatch("[0-9a-f]{64}", value):
                 raise CommandError(f"--{name} {value!r} is no digest: 64 hexadecimal digits in lower case")
-        return [Mismatch(local, remote)]
+        return [Mismatch(local, remote)], []
     if text is not None and file is not None:
         raise CommandError("a text and --file are two sources; give one")
-    found = find(_text(text, file))
+    content = _text(text, file)
+    found = find(content)
     if not found:
-        raise CommandError(
-            'there is no "NIXL compatibility hash mismatch. Local: ..., Remote: ..." in the text; cut it out whole, or '
-            "give the two digests with --local and --remote"
-        )
-    return found[:_PAIRS_LIMIT]
+        raise CommandError(_nothing(content, text))
+    different = [mismatch for mismatch in found if mismatch.local != mismatch.remote]
+    return (different or found)[:_PAIRS_LIMIT], told_in(content)
+
+
+def _nothing(content: str, text: str | None) -> str:
+    """Why there is no mismatch in a text."""
+    with contextlib.suppress(OSError, ValueError):  # too long for a name, or no name at all
+        if text and Path(text).is_file():
+            return f"{text} is a file: use --file {text}"
+    advice = "paste the whole line, with both digests"
+    if _SHORTENED.search(content):
+        advice = "the digests are shortened; all 64 hex digits of both are needed"
+    return (
+        f'there is no "NIXL compatibility hash mismatch. Local: ..., Remote: ..." in the text; {advice}, or give them '
+        "with --local and --remote"
+    )
 
 
 def _text(text: str | None, file: Path | None) -> str:
@@ -166,6 +192,30 @@ def find(text: str) -> list[Mismatch]:
     return list(dict.fromkeys(pairs))
 
 
+def told_in(text: str) -> list[Instance]:
+    """The instances that logged their factors in a text; only factors that give the digest beside them."""
+    told: dict[str, Instance] = {}
+    for line in _ORNAMENTS.sub("", text).splitlines():
+        if semconv.EventName.COMPAT_HASH_COMPUTED in line:
+            fields = {name: _unquoted(quoted) or bare or number for name, quoted, bare, number in _FIELD.findall(line)}
+            compat_hash = fields.pop("hash", "")
+            fields.pop("enforced", None)
+            with contextlib.suppress(FactorError):
+                factors = parse_factors([f"{name}={value}" for name, value in fields.items()])
+                if digest(factors) == compat_hash:
+                    told[compat_hash] = Instance(
+                        name=compat_hash, compat_hash=compat_hash, origin=Origin.EXCHANGED, factors=factors
+                    )
+    return list(told.values())
+
+
+def _unquoted(value: str) -> str:
+    try:
+        return str(json.loads(f'"{value}"'))
+    except ValueError:
+        return value
+
+
 def _findings(mismatches: Sequence[Mismatch], likes: Sequence[Instance], knowledge: Knowledge) -> list[Finding]:
     known = {like.compat_hash: like for like in likes if like.factors is not None}
     digests = list(dict.fromkeys(digest for mismatch in mismatches for digest in mismatch))
@@ -174,14 +224,14 @@ def _findings(mismatches: Sequence[Mismatch], likes: Sequence[Instance], knowled
     return [Finding(completed[local], completed[remote]) for local, remote in mismatches]
 
 
-def _show(out: Printer, finding: Finding) -> None:
+def _show(out: Printer, finding: Finding, outcome: str) -> None:
     out.line(
         f"local {short(finding.local.compat_hash)}, remote {short(finding.remote.compat_hash)}  ",
-        *_verdict(finding),
+        *_verdict(finding, outcome),
     )
 
 
-def _verdict(finding: Finding) -> tuple[str | tuple[str, str], ...]:
+def _verdict(finding: Finding, outcome: str) -> tuple[str | tuple[str, str], ...]:
     if finding.is_same:
         return (("compatible", "green"), ": the digests are equal")
     if finding.differences:
@@ -189,4 +239,4 @@ def _verdict(finding: Finding) -> tuple[str | tuple[str, str], ...]:
         return (("incompatible", "bold red"), f": {text}")
     known = [side for side, instance in zip(_SIDES, finding, strict=True) if instance.factors is not None]
     missing = {0: "either", 1: "the remote" if known == ["local"] else "the local"}[len(known)]
-    return (("not explained", "yellow"), f": {_HELP.format(missing=missing)}")
+    return (("not explained", "yellow"), f": {_HELP.format(missing=missing, outcome=outcome)}")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -25,13 +26,13 @@ _QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error
 
 def factors(
     arguments: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="ARGUMENTS",
+            metavar="-- MODEL ...",
             help="After --, the arguments of `vllm serve`, with --kv-transfer-config.",
             show_default=False,
         ),
-    ],
+    ] = None,
     factor: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,12 +46,17 @@ def factors(
 ) -> None:
     """Compute the factors and the hash of an instance from its arguments, by vLLM's own code.
 
+    Put the arguments of `vllm serve` after --: without it, its options
+    are taken for options of this command.
+
     Needs vLLM here, but neither a GPU nor the weights. Save the output
     of --json, and `check` compares it with others.
 
     Exits with 0, or with 2 if vLLM is not here or refuses the arguments.
     """
     with failing():
+        if not arguments:
+            raise CommandError("put the arguments of vllm serve after `--`: nixl-telemetry factors -- MODEL ...")
         given = parse_factors(factor or [])
         instance = _with(given, _computed(arguments))
         if as_json:
@@ -62,6 +68,9 @@ def factors(
 def _computed(arguments: list[str]) -> Instance:
     if arguments[:2] == _COMMAND:
         arguments = arguments[2:]
+    model = arguments[0] if arguments else ""
+    if model.startswith(("/", "./", "../")) and not Path(model).exists():
+        raise CommandError(f"the model {model!r} is no folder here")
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)

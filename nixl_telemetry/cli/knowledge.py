@@ -57,6 +57,14 @@ class Knowledge:
         self._hints: Final = {**(told or {}), **self._given}
         self._domain: Final = Domain()
         self._domain.learn(self._hints)
+        self._searched = self._ran_out = False
+
+    @property
+    def outcome(self) -> str:
+        """How the search ended that did not find all."""
+        if self._ran_out:
+            return f"the {self._seconds:g} s of search ran out (more: --search-seconds)"
+        return "the search was finished" if self._searched else "there was nothing to start a search from"
 
     def complete(self, instances: Sequence[Instance]) -> list[Instance]:
         """The same instances, with their factors where they were found."""
@@ -90,7 +98,7 @@ class Knowledge:
             self._domain.learn(start)
         while waiting and (missing := set(wanted) - found.keys()):
             share = (deadline - time.thread_time()) / len(waiting)
-            new = Recovery(waiting.pop(0), self._domain).recover_all(missing, share)
+            new = self._recover(waiting.pop(0), self._domain, missing, share)
             for factors in new.values():
                 self._domain.learn(factors)
                 waiting.append(factors)
@@ -114,13 +122,21 @@ class Knowledge:
             domain = _Narrow({*pinned, *_SMALL}, limit)
             left = deadline - time.thread_time()
             if left <= 0:
+                self._ran_out = True
                 break
             known = {**_COMMON, **pinned, **dict(zip(_SMALL, values, strict=True))}
             known |= {"vllm_version": release.vllm_version, "nixl_connector_version": release.connector_version}
             start = {name: known[name] for name in release.factor_names}
-            if found := Recovery(start, domain).recover_all(wanted, left):
+            if found := self._recover(start, domain, wanted, left):
                 return found
         return {}
+
+    def _recover(self, start: Factors, domain: Domain, wanted: Collection[str], seconds: float) -> dict[str, Factors]:
+        self._searched = True
+        begin = time.thread_time()
+        found = Recovery(start, domain).recover_all(wanted, seconds)
+        self._ran_out |= time.thread_time() - begin >= seconds
+        return found
 
 
 class _Narrow(Domain):

@@ -215,7 +215,7 @@ def test_many_findings_are_cut_short_for_a_person(tmp_path: Path) -> None:
     ("name", "says"),
     [
         ("gone", "gone does not exist."),
-        ("empty", "No audit log in the folder"),
+        ("empty", "its files are called nixl-audit-<engine id>-<process>-<pid>-<start>.000001.jsonl. "),
         ("other.jsonl", "is not named like an audit log"),
     ],
 )

@@ -15,7 +15,7 @@ from nixl_telemetry.cli.factors import factors
 from nixl_telemetry.cli.knowledge import FactorError, parse_factors
 from nixl_telemetry.compat.factors import digest
 from nixl_telemetry.compat.instance import Instance, Origin
-from tests.support.commands import output, run
+from tests.support.commands import output, refused, run
 from tests.support.peers import listener, payload
 from tests.support.statements import FACTORS, exchanged, factors as changed, statement
 
@@ -153,7 +153,19 @@ def test_json_is_ascii(asked: list[Any]) -> None:
 
 
 def test_no_arguments_are_a_mistake() -> None:
-    assert run(factors).exit_code == 2
+    assert refused(run(factors)).endswith("after `--`: nixl-telemetry factors -- MODEL ...")
+
+
+def test_options_without_dashes_before_them_show_the_usage() -> None:
+    result = run(factors, "my/model", "--dtype", "bfloat16")
+
+    assert result.exit_code == 2
+    assert "-- MODEL ..." in result.stderr
+
+
+@pytest.mark.parametrize("model", ["/nope/model", "./nope"])
+def test_a_path_that_is_not_here(model: str) -> None:
+    assert refused(run(factors, "--", "vllm", "serve", model)) == f"error: the model '{model}' is no folder here"
 
 
 # ---------------------------------------------------------------------------------------------------------- By hand

@@ -2,15 +2,20 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """``explain``: digests out of logs, and what is behind them."""
 
+import logging
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from nixl_telemetry.cli.explain import FORMAT, Mismatch, explain, find
+from nixl_telemetry.cli.explain import FORMAT, Mismatch, explain, find, told_in
 from nixl_telemetry.compat.factors import digest
 from nixl_telemetry.compat.instance import Instance, Origin
+from nixl_telemetry.operations.compatibility import factor_attribute
+from nixl_telemetry.signals.description import AttributeValue, LogLine
+from nixl_telemetry.signals.logs import LogWriter
+from nixl_telemetry.signals.semconv import EventName
 from tests.support.commands import output, refused, run
 from tests.support.peers import free_port, listener, payload
 from tests.support.statements import FACTORS, exchanged, factors, factors_of_release, statement
@@ -161,8 +166,8 @@ def test_what_is_not_found_is_said(tmp_path: Path) -> None:
     half = run(explain, message(PULL, strange), "--like", saved(tmp_path), "--search-seconds", 0.2)
 
     assert (nothing.exit_code, half.exit_code) == (2, 2)
-    assert "not explained: no known values give either digest; --like" in nothing.stdout
-    assert "not explained: no known values give the remote digest; --like" in half.stdout
+    assert "no known values give either digest, and there was nothing to start a search from; --like" in nothing.stdout
+    assert "the remote digest, and the 0.2 s of search ran out (more: --search-seconds); --like" in half.stdout
 
 
 def test_a_model_that_is_said_explains_a_model_that_differs(tmp_path: Path) -> None:
@@ -175,7 +180,37 @@ def test_a_model_that_is_said_explains_a_model_that_differs(tmp_path: Path) -> N
     assert [one["factor"] for one in found["explanations"][0]["differences"]] == ["transfer_mode", "model"]
 
 
+@pytest.mark.parametrize("style", ["logfmt", "json"])
+def test_what_an_instance_logged_of_itself_explains_its_peer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, style: Literal["logfmt", "json"]
+) -> None:
+    known = factors(model='a "model"/x y', transfer_mode="pull")
+    attributes: dict[str, AttributeValue] = {"nixl.compat.hash": digest(known), "nixl.compat.enforced": True}
+    attributes |= {f"nixl.compat.factor.{name}": factor_attribute(value) for name, value in known.items()}
+    with caplog.at_level(logging.INFO):
+        LogWriter({}, style).write(LogLine(EventName.COMPAT_HASH_COMPUTED, logging.INFO, attributes), None)
+    log = tmp_path / "decode.log"
+    equal, other = message(PULL, PULL), digest({**known, "transfer_mode": "push"})
+    log.write_text(f"(Worker pid=8) INFO {caplog.messages[-1]}\n{equal}\n{message(digest(known), other)}\n")
+
+    (one,) = output(run(explain, "--file", log, "--json"), 1)["explanations"]
+    assert one["known"] == {"local": "exchanged", "remote": "recovered"}
+    assert [difference["factor"] for difference in one["differences"]] == ["transfer_mode"]
+
+
+def test_logged_factors_have_to_give_the_hash() -> None:
+    line = f"event=nixl.compat_hash.computed nixl.compat.hash={PULL} nixl.compat.factor."
+
+    assert told_in(f"{line}model=x\n{line}unknown=x\n{line}num_kv_heads=x") == []
+
+
 # --------------------------------------------------------------------------------------------------------------- Inputs
+
+
+def test_a_file_is_no_text(tmp_path: Path) -> None:
+    log = saved(tmp_path)
+
+    assert refused(run(explain, log)) == f"error: {log} is a file: use --file {log}"
 
 
 def test_a_text_from_a_file_or_standard_input(tmp_path: Path) -> None:
@@ -190,7 +225,9 @@ def test_a_text_from_a_file_or_standard_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing in here"], "there is no "),
+        (["nothing in here"], "paste the whole line, with both digests"),
+        (["x" * 10_000], "paste the whole line, with both digests"),
+        ([message(PULL[:12] + "...", PUSH[:12] + "...")], "the digests are shortened; all 64 hex digits"),
         (["--local", PULL], "go together"),
         (["--local", PULL, "--remote", PUSH, "text"], "instead of a text"),
         (["--local", PULL, "--remote", "abc"], "--remote 'abc' is no digest"),
