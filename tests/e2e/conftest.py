@@ -138,19 +138,17 @@ class Servers:
 
 
 @contextmanager
-def fleet(*, fork: bool = False, **configs: ServerConfig) -> Iterator[Servers]:
+def fleet(**configs: ServerConfig) -> Iterator[Servers]:
     """Servers that are started two at a time and stopped whatever happens; none is awake at first.
 
-    Args:
-        fork: How engine core and workers are started: both ways occur, forking on GPUs and spawning on CPUs.
-        **configs: The servers by name.
+    Engine core and workers are forked, as on GPUs, and in half the time. Those behind several API servers are spawned,
+    as on CPUs: so both ways are tested.
     """
     with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder, ExitStack() as stack:
         servers: dict[str, VllmServer] = {}
         names = list(configs)
         for pair in (names[index : index + 2] for index in range(0, len(names), 2)):
-            # API servers are children of their own where there are several, and those share no forked state.
-            chosen = {name: replace(configs[name], fork=fork and configs[name].api_server_count == 1) for name in pair}
+            chosen = {name: replace(configs[name], fork=configs[name].api_server_count == 1) for name in pair}
             starting = {name: VllmServer(name, chosen[name], Path(folder)) for name in pair}
             stack.enter_context(running(starting.values(), timeout=START_SECONDS))
             servers |= starting

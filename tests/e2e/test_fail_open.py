@@ -72,7 +72,7 @@ def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Servers]:
         else:
             raising = {**pace, "PYTHONPATH": FAULTY, "OTEL_EXPORTER_OTLP_ENDPOINT": nowhere}
             configs["exporter_raises"] = ServerConfig(model, CONSUMER, name, "faulty_exporter", env=raising)
-        with fleet(fork=mode == "pull", **configs) as started:
+        with fleet(**configs) as started:
             yield started
 
 

@@ -66,8 +66,7 @@ def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Fleet]:
 
     Each instrumented server is wired in another way: the prefill by module path, the decode by its own name, the
     decode with two ranks and two API servers by NIXLTEL_AUTO, and one inside MultiConnector. In pull, spans go out as
-    vLLM configures it, by gRPC, and processes are spawned; in push by HTTP, as plain OTEL variables say, and processes
-    are forked.
+    vLLM configures it, by gRPC; in push by HTTP, as plain OTEL variables say.
     """
     mode = request.param
     name = stock_name(mode)
@@ -100,7 +99,6 @@ def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Fleet]:
             },
         }
         with fleet(
-            fork=mode == "push",
             stock_prefill=ServerConfig(model, PRODUCER, name),
             stock_decode=ServerConfig(model, CONSUMER, name),
             prefill=ServerConfig(model, PRODUCER, name, MODULE, **otlp),

@@ -100,6 +100,13 @@ def test_what_cannot_be_explained_is_not(wanted: str) -> None:
     assert taken < 1
 
 
+def test_single_changes_are_found_however_short_the_time() -> None:
+    """A collection of garbage may take all of it."""
+    wanted = {digest(values): values for dimension in dimensions() for values in changed(dimension.name)}
+
+    assert Recovery(FACTORS).recover_all(wanted, 0) == wanted
+
+
 @pytest.mark.parametrize("wanted", ["", "xyz", "A" * 64, "g" * 64, "é" * 64, "0" * 63, "0" * 5_000_000])
 def test_what_is_no_digest_is_not_searched_for(wanted: str) -> None:
     begin = time.thread_time()
