@@ -4,7 +4,6 @@
 
 import itertools
 import re
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from nixl_telemetry.cli.output import CommandError
 from nixl_telemetry.compat.domain import Domain
 from nixl_telemetry.compat.factors import FACTOR_NAMES, Factors
 from nixl_telemetry.compat.instance import Instance, Origin
-from nixl_telemetry.compat.recovery import Recovery
+from nixl_telemetry.compat.recovery import Budget, Recovery
 from nixl_telemetry.compat.releases import RELEASES, Release
 
 _COMMON: Final[Factors] = {
@@ -68,7 +67,7 @@ class Knowledge:
 
     def complete(self, instances: Sequence[Instance]) -> list[Instance]:
         """The same instances, with their factors where they were found."""
-        deadline = time.thread_time() + self._seconds
+        budget = Budget(self._seconds)
         starts: list[Factors] = []
         for instance in (*instances, *self._likes):
             if instance.factors is not None and instance.factors not in starts:
@@ -77,12 +76,12 @@ class Knowledge:
         for instance in unknown:
             for rank in instance.ranks:
                 self._domain.learn({"attn_backend_name": rank.attn_backend_name} if rank.attn_backend_name else {})
-        found = self._search(starts, {instance.compat_hash for instance in unknown}, deadline)
+        found = self._search(starts, {instance.compat_hash for instance in unknown}, budget)
         missing = [instance for instance in unknown if instance.compat_hash not in found]
         if missing and "model" in self._hints:
-            guessed = self._guess(missing, deadline)
+            guessed = self._guess(missing, budget)
             rest = {instance.compat_hash for instance in missing} - guessed.keys()
-            found |= guessed | self._search(list(guessed.values()), rest, deadline)
+            found |= guessed | self._search(list(guessed.values()), rest, budget)
         return [
             instance.with_factors(found[instance.compat_hash], Origin.RECOVERED)
             if instance.factors is None and instance.compat_hash in found
@@ -90,14 +89,14 @@ class Knowledge:
             for instance in instances
         ]
 
-    def _search(self, starts: list[Factors], wanted: Collection[str], deadline: float) -> dict[str, Factors]:
+    def _search(self, starts: list[Factors], wanted: Collection[str], budget: Budget) -> dict[str, Factors]:
         """Search near instances that are known; what is found is known then, too."""
         found: dict[str, Factors] = {}
         waiting = [base for start in starts for base in self._variants(start)]
         for start in starts:
             self._domain.learn(start)
         while waiting and (missing := set(wanted) - found.keys()):
-            share = (deadline - time.thread_time()) / len(waiting)
+            share = budget.left() / len(waiting)
             new = self._recover(waiting.pop(0), self._domain, missing, share)
             for factors in new.values():
                 self._domain.learn(factors)
@@ -112,7 +111,7 @@ class Knowledge:
             yield changed
         yield start
 
-    def _guess(self, instances: Sequence[Instance], deadline: float) -> dict[str, Factors]:
+    def _guess(self, instances: Sequence[Instance], budget: Budget) -> dict[str, Factors]:
         """Search without a known instance, from what is common; ends with the first digest that comes out."""
         wanted = {instance.compat_hash for instance in instances}
         backends = {rank.attn_backend_name for instance in instances for rank in instance.ranks} - {None}
@@ -120,7 +119,7 @@ class Knowledge:
         choices = [[pinned[name]] if name in pinned else self._domain.values(name) for name in _SMALL]
         for limit, release, *values in itertools.product((_LIKELY, None), _releases(pinned), *choices):
             domain = _Narrow({*pinned, *_SMALL}, limit)
-            left = deadline - time.thread_time()
+            left = budget.left()
             if left <= 0:
                 self._ran_out = True
                 break
@@ -133,9 +132,9 @@ class Knowledge:
 
     def _recover(self, start: Factors, domain: Domain, wanted: Collection[str], seconds: float) -> dict[str, Factors]:
         self._searched = True
-        begin = time.thread_time()
+        budget = Budget(seconds)
         found = Recovery(start, domain).recover_all(wanted, seconds)
-        self._ran_out |= time.thread_time() - begin >= seconds
+        self._ran_out |= budget.left() <= 0
         return found
 
 

@@ -59,6 +59,24 @@ class _Dimension(NamedTuple):
     """The new values as JSON; empty for a release, which changes several."""
 
 
+class Budget:
+    """CPU time of the calling thread.
+
+    Args:
+        seconds: How much of it there is.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._cpu = time.thread_time()
+        self._wall = time.monotonic()
+
+    def left(self) -> float:
+        """What is left. Seconds; negative when more was spent."""
+        # The clock of a thread may leap on virtual machines; CPU time is never longer than time.
+        return self._seconds - min(time.thread_time() - self._cpu, time.monotonic() - self._wall)
+
+
 class Recovery:
     """Explains digests, starting from one instance's factors.
 
@@ -92,7 +110,7 @@ class Recovery:
 
     def recover_all(self, wanted: Collection[str], seconds: float) -> dict[str, Factors]:
         """The factors behind each of several digests, as far as they are found in time; one search for all."""
-        deadline = time.thread_time() + seconds
+        budget = Budget(seconds)
         targets = {bytes.fromhex(text) for text in wanted if _is_digest(text)}
         found: dict[str, Factors] = {}
         if digest(self._start) in wanted:
@@ -102,12 +120,12 @@ class Recovery:
         for count in (1, 2, 3):
             # The cheapest first.
             for combination in sorted(itertools.combinations(dimensions, count), key=_size):
-                for factors in _matches(self._start, combination, targets, deadline):
+                for factors in _matches(self._start, combination, targets, budget):
                     text = digest(factors)
                     targets.discard(bytes.fromhex(text))
                     found[text] = factors
                 # Single changes take a millisecond and are always tried: collecting garbage alone may take longer.
-                if not targets or (count > 1 and time.thread_time() > deadline):
+                if not targets or (count > 1 and budget.left() < 0):
                     return found
         return found
 
@@ -149,7 +167,7 @@ def _size(combination: Sequence[_Dimension]) -> int:
 
 
 def _matches(
-    start: dict[str, Any], dimensions: Sequence[_Dimension], targets: set[bytes], deadline: float
+    start: dict[str, Any], dimensions: Sequence[_Dimension], targets: set[bytes], budget: Budget
 ) -> Iterator[dict[str, Any]]:
     """The combinations of one change of each dimension that have a wanted digest."""
     # The largest goes innermost, where a candidate costs one hash and not a whole JSON text.
@@ -164,7 +182,7 @@ def _matches(
         elif inner.name == _RELEASE:
             candidates = (change.apply(factors) for change in inner.changes)
             yield from (candidate for candidate in candidates if bytes.fromhex(digest(candidate)) in targets)
-        if time.thread_time() > deadline:
+        if budget.left() < 0:
             return
 
 
