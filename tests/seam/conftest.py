@@ -96,7 +96,7 @@ def push_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def _instrumented(stock: type, hooks: type, observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(base_worker, "NixlHandshakePayload", Payload)
     monkeypatch.setattr(Payload, "on_made", staticmethod(payload_made))
-    # So that a silent peer takes the test a second and not 5; less, and a busy machine looks silent.
+    # So that a silent peer takes the test two seconds and not 5; less, and a busy machine looks silent.
     socket_class = base_worker.zmq.Socket
     monkeypatch.setattr(
         socket_class, "setsockopt", _shortened(socket_class.setsockopt, base_worker.zmq.RCVTIMEO), raising=True
@@ -116,6 +116,6 @@ class _Finished:
 
 def _shortened(setsockopt: Any, receive_timeout: int) -> Any:
     def shorter(self: Any, option: int, value: Any) -> Any:
-        return setsockopt(self, option, 1000 if option == receive_timeout and value == 5000 else value)
+        return setsockopt(self, option, 2000 if option == receive_timeout and value == 5000 else value)
 
     return shorter
