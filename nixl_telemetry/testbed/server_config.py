@@ -23,7 +23,8 @@ _DROPPED_PREFIXES = ("OTEL_", "NIXLTEL_", "NIXL_", "VLLM_", "UCX_", "PROMETHEUS_
 _SERVE = Path(__file__).with_name("serve.py")
 # Holds a sitecustomize.py, so that it takes effect whatever the interpreter and the vLLM version.
 _AT_START = Path(__file__).with_name("at_start")
-_DROPPED_NAMES = ("TRACEPARENT", "TRACESTATE", "traceparent", "tracestate")
+# Without bytecode each server compiles vLLM and torch anew, which takes as long as all the rest of its start.
+_DROPPED_NAMES = ("TRACEPARENT", "TRACESTATE", "traceparent", "tracestate", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True)
