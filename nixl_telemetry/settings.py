@@ -44,6 +44,34 @@ class Settings(BaseModel):
     slow_transfer_seconds: float = Field(
         1.0, gt=0, description="A transfer slower than this is logged as a warning. Seconds."
     )
+    slow_receive_seconds: float = Field(
+        5.0, gt=0, description="A request that waited longer for remote KV is logged as a warning. Seconds."
+    )
+    block_spans: Literal["off", "runs", "each"] = Field(
+        "each",
+        description="Spans for the blocks of a sampled transfer: none, one for each run of neighbouring blocks (the "
+        "unit that NIXL moves), or one for each block.",
+    )
+    block_span_limit: int = Field(
+        64,
+        ge=0,
+        description="A transfer of more blocks gets a span for each run instead of each block; `0`: no limit.",
+    )
+    keep_failed: bool = Field(
+        True,
+        description="Export what failed, or was slower than the settings above say, though its trace is not sampled.",
+    )
+    trace_file: str | None = Field(
+        None,
+        min_length=1,
+        description="File for spans as lines of OTLP JSON, beside or instead of an exporter. Unset: none.",
+    )
+    trace_file_max_bytes: int = Field(
+        16 * 2**20, ge=4096, le=2**40, description="Size at which the next trace file begins. Bytes."
+    )
+    trace_file_count: int = Field(
+        4, ge=1, le=1000, description="Trace files that are kept, the newest included; the oldest is deleted."
+    )
     queue_size: int = Field(
         8192,
         ge=16,

@@ -26,7 +26,17 @@ from nixl_telemetry.settings import AUTO_VARIABLE, CONFIG_KEY, Settings, variabl
 from nixl_telemetry.signals import catalogue, semconv
 from nixl_telemetry.signals.catalogue import CATALOGUE, COMMON_LABELS, Kind, Label, Metric
 from nixl_telemetry.signals.logger import LOGGER_NAME
-from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, Signal, SpanName
+from nixl_telemetry.signals.semconv import (
+    BlockDetail,
+    ConflictSource,
+    ErrorType,
+    EventName,
+    Kept,
+    LeaseOutcome,
+    Purpose,
+    Signal,
+    SpanName,
+)
 from nixl_telemetry.signals.traces import SCOPE
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
@@ -129,11 +139,85 @@ SPANS: Final = {
             "TRANSFER_BYTES",
             "TRANSFER_DURATION",
             "TRANSFER_POST_DURATION",
+            "BLOCK_DETAIL",
         ),
         ("ERROR_TYPE",),
         (EventName.MODE_CONFLICT,),
     ),
+    SpanName.BLOCK: SpanDoc(
+        "internal, child of `nixl.transfer`",
+        "One block, or one run of neighbouring blocks; the interval is its transfer's, since NIXL times no block. "
+        "Only where the trace is sampled.",
+        (
+            "BLOCK_LOCAL_ID",
+            "BLOCK_REMOTE_ID",
+            "BLOCK_GROUP",
+            "BLOCK_REGION",
+            "BLOCK_SIZE",
+            "BLOCK_COUNT",
+            "BLOCK_TIMING",
+            "TRANSFER_OPERATION",
+            "TRANSFER_MODE",
+            "REMOTE_ENGINE_ID",
+            "REMOTE_RANK",
+            "SERVER_ADDRESS",
+            "SERVER_PORT",
+        ),
+        ("ERROR_TYPE",),
+    ),
+    SpanName.RECEIVE: SpanDoc(
+        "consumer",
+        "A request of the decode side waits for its KV, in one worker: from the engine step that asked for it to the "
+        "step that reported it. Its durations add up to it.",
+        (
+            "REQUEST_ID",
+            "REMOTE_REQUEST_ID",
+            "REMOTE_ENGINE_ID",
+            "SERVER_ADDRESS",
+            "SERVER_PORT",
+            "RECEIVE_BLOCKS",
+            "RECEIVE_HANDSHAKE_DURATION",
+            "RECEIVE_QUEUE_DURATION",
+            "RECEIVE_POST_DURATION",
+            "RECEIVE_TRANSFER_DURATION",
+            "RECEIVE_OBSERVATION_DELAY",
+            "RECEIVE_REMOTE_DURATION",
+            "RECEIVE_NOTIFICATION_DURATION",
+        ),
+        ("ERROR_TYPE",),
+    ),
+    SpanName.LEASE: SpanDoc(
+        "producer",
+        "The prefill side holds the KV blocks of a finished request: from the end of the prefill until the scheduler "
+        "frees them, because the decode side has them or the lease expired.",
+        ("REQUEST_ID", "LEASE_BLOCKS", "LEASE_OUTCOME"),
+        ("ERROR_TYPE",),
+    ),
 }
+
+TREE: Final = """\
+Where a request is traced from, say by the router's `traceparent`, its spans on both sides are in that one trace:
+
+| span | parent | linked to |
+| --- | --- | --- |
+| `nixl.lease` (P) | the request, as vLLM's own span of it | |
+| `nixl.receive` (D) | the request, as vLLM's own span of it | `nixl.lease` |
+| `nixl.handshake` | `nixl.receive` of who asked for it first; none for a heartbeat's | the others that waited |
+| `nixl.transfer` in pull (D) | `nixl.receive` | |
+| `nixl.transfer` in push (P) | D's `nixl.receive` | `nixl.lease` |
+| `nixl.block` | `nixl.transfer` | |
+
+vLLM hands a request's `traceparent` to its connectors only with `--otlp-traces-endpoint`.
+Without it, and without a `traceparent` from the client, `nixl.lease` begins a trace and `nixl.receive` is its child, so
+that P and D are joined all the same.
+With a stock peer there is no context from it: D's spans hang below the request only, and P's `nixl.transfer` in push
+below `nixl.lease`.
+P's context travels in `kv_transfer_params`, D's in its registration, both under the key `nixl_telemetry`.
+
+Sampling is the caller's decision where there is a caller, as with `OTEL_TRACES_SAMPLER`'s default.
+What failed, or was slower than the settings `slow_*_seconds` say, is exported even if its trace is not sampled, with
+the attribute `nixl.kept`; its parents, and the spans of its blocks, are then not there.
+"""
 
 LOG_EVENTS: Final = {
     EventName.COMPAT_HASH_COMPUTED: LogDoc("info", "once for each worker, at start-up: the hash and its factors"),
@@ -141,6 +225,10 @@ LOG_EVENTS: Final = {
     EventName.HANDSHAKE_FAILED: LogDoc("error", "a handshake failed"),
     EventName.TRANSFER_FINISHED: LogDoc("debug; warning when slow", "a transfer succeeded"),
     EventName.TRANSFER_FAILED: LogDoc("error", "a transfer failed"),
+    EventName.RECEIVE_FINISHED: LogDoc("debug; warning when slow", "a request has its remote KV"),
+    EventName.RECEIVE_FAILED: LogDoc("error", "a request did not get its remote KV"),
+    EventName.LEASE_FINISHED: LogDoc("debug", "the decode side has the KV"),
+    EventName.LEASE_EXPIRED: LogDoc("warning", "KV was freed though nobody had fetched it"),
     EventName.MODE_CONFLICT: LogDoc(
         "warning", "the first conflict of each source and mode; the metric counts them all"
     ),
@@ -180,7 +268,7 @@ LOG_KEYS: Final = (
 )
 """Keys of log lines that are no attributes."""
 
-UNUSED_ERRORS: Final = (ErrorType.NOTIFICATION_FAILED, ErrorType.KV_EXPIRED, ErrorType.PEER_NOT_ALLOWED)
+UNUSED_ERRORS: Final = (ErrorType.NOTIFICATION_FAILED, ErrorType.PEER_NOT_ALLOWED)
 """Members of the vocabulary that nothing reports yet."""
 
 BUILT_IN: Final = (
@@ -205,6 +293,7 @@ BUILT_IN: Final = (
 
 UNMEASURED: Final = """\
 - NIXL times a handle, not a block: `nixl.transfer` is the finest interval there is.
+  A `nixl.block` has its transfer's interval, and says so with `nixl.block.timing`; its bytes are an equal share.
 - A completion is seen when vLLM polls, once per engine step.
   The true end lies somewhere in the observation delay, which is exported beside every duration.
   A busy engine makes transfers look longer.
@@ -364,16 +453,17 @@ def _spans() -> Iterator[str]:
     yield "## Spans\n"
     yield (
         f"Instrumentation scope: `{SCOPE}`, with its version; schema {semconv.SCHEMA_URL}.\n"
-        "Each operation is a trace of its own.\n"
         "Times come from one process's monotonic clock; the wall clock only places them on the calendar.\n"
         "On failure the status is ERROR with the message of the exception, and `error.type` is set.\n"
         "Prompt text and token ids are never recorded.\n"
     )
     yield table(("span", "kind", "covers"), ((f"`{name}`", doc.kind, doc.covers) for name, doc in SPANS.items()))
+    yield "### One trace\n"
+    yield TREE
     docs = attributes()
     yield "### Attributes of every span and log line\n"
-    yield "Stages of a handshake do not repeat them.\n"
-    yield _attribute_table(COMMON_ATTRIBUTES, docs)
+    yield "Stages of a handshake and spans of blocks do not repeat them.\n"
+    yield _attribute_table((*COMMON_ATTRIBUTES, "KEPT"), docs)
     for name, doc in SPANS.items():
         constants = [*doc.attributes, *doc.on_failure]
         if doc.attributes:
@@ -388,6 +478,9 @@ def _spans() -> Iterator[str]:
     yield "### Values\n"
     sets: tuple[tuple[str, type[Enum]], ...] = (
         (attribute("HANDSHAKE_PURPOSE"), Purpose),
+        (attribute("LEASE_OUTCOME"), LeaseOutcome),
+        (attribute("BLOCK_DETAIL"), BlockDetail),
+        (attribute("KEPT"), Kept),
         (attribute("MODE_CONFLICT_SOURCE"), ConflictSource),
         (attribute("COMPAT_SOURCE"), Source),
         ("signal", Signal),
@@ -406,7 +499,9 @@ def _value_rows(sets: Iterable[tuple[str, type[Enum]]]) -> Iterator[tuple[str, s
 def _attribute_table(constants: Sequence[str], docs: dict[str, str]) -> str:
     def meaning(constant: str) -> str:
         text = sentence(docs[constant]).replace("an `ErrorType`", "an [error type](#error-types)")
-        return re.sub(r"an? `(Purpose|ConflictSource)`", "one of the [values](#values)", text)
+        return re.sub(
+            r"an? `(Purpose|ConflictSource|LeaseOutcome|BlockDetail|Kept)`", "one of the [values](#values)", text
+        )
 
     return table(("attribute", "type and meaning"), ((f"`{_shown(name)}`", meaning(name)) for name in constants))
 

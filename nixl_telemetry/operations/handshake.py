@@ -4,11 +4,11 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.compat.explanation import UNKNOWN_FACTOR, Explanation, Source
@@ -20,9 +20,10 @@ from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer, is_listening
 from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.attributes import Attributes, AttributeValue
 from nixl_telemetry.signals.catalogue import HANDSHAKE_BYPASSED, HANDSHAKE_DURATION, HANDSHAKE_REJECTIONS
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import Attributes, AttributeValue, Description, Event, LogLine, Span
+from nixl_telemetry.signals.description import Description, Event, LogLine, Span
 from nixl_telemetry.signals.semconv import ErrorType, EventName, Purpose, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -75,6 +76,8 @@ class Handshake:
     compatibility: Compatibility
     tp_size: int
     conflict: ModeConflict | None = None
+    waiters: Sequence[SpanContext | None] = ()
+    """Who waits for it; the first one caused it, and is ``None`` where no request did."""
     remote_hash: str | None = None
     """The peer's; of ranks with several the first that differs from ours."""
     statement: Statement | None = None
@@ -225,6 +228,9 @@ class Handshake:
             self.error,
             self.message,
             events=self._events(),
+            parent=self.waiters[0] if self.waiters else None,
+            links=tuple(filter(None, self.waiters[1:])),
+            slow=self.duration_s > self.telemetry.settings.slow_handshake_seconds,
             children=tuple(self._stage_span(stage, differing) for stage in self.stages),
         )
         line = outcome_line(
@@ -323,6 +329,37 @@ class Handshake:
 
 
 class Current(threading.local):
-    """The handshake that the calling thread is in."""
+    """What the calling thread is in."""
 
     handshake: Handshake | None = None
+    """The handshake that it shakes."""
+    cause: SpanContext | None = None
+    """The request on whose behalf it may ask for a handshake."""
+    registered: SpanContext | None = None
+    """The receive of the peer for whose registration it posts."""
+    lease: SpanContext | None = None
+    """The lease on what it posts."""
+
+
+class Waiters:
+    """Who waits for the handshakes that are under way, by engine id. Bounded; any thread may call."""
+
+    LIMIT: Final = 1024
+    """Engines."""
+    LINKS: Final = 128
+    """Requests for each engine; OpenTelemetry's own limit of links."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[SpanContext | None]] = {}
+
+    def join(self, engine_id: str, context: SpanContext | None) -> None:
+        """Somebody asks for a handshake with a peer."""
+        if len(self._waiting) >= self.LIMIT:
+            self._waiting.clear()
+        waiting = self._waiting.setdefault(engine_id, [])
+        if len(waiting) < self.LINKS:
+            waiting.append(context)
+
+    def take(self, engine_id: str) -> Sequence[SpanContext | None]:
+        """The handshake with that peer ended: who waited for it."""
+        return self._waiting.pop(engine_id, ())

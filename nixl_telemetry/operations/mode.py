@@ -12,9 +12,10 @@ from typing import Final
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.catalogue import MODE_CONFLICTS
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import Attributes, Description, Event, LogLine
+from nixl_telemetry.signals.description import Description, Event, LogLine
 from nixl_telemetry.signals.semconv import ConflictSource, EventName
 from nixl_telemetry.signals.telemetry import Telemetry
 

@@ -5,7 +5,8 @@
 import logging
 from typing import NamedTuple
 
-from nixl_telemetry.signals.description import Attributes, AttributeValue, LogLine
+from nixl_telemetry.signals.attributes import Attributes, AttributeValue
+from nixl_telemetry.signals.description import LogLine
 from nixl_telemetry.signals.semconv import ERROR_TYPE, ErrorType, EventName
 
 

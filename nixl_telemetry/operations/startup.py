@@ -12,9 +12,10 @@ from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.compatibility import Compatibility, factor_attribute
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.catalogue import COMPAT_FACTOR_INFO, CONNECTOR_INFO
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import AttributeValue, Description, LogLine, Span
+from nixl_telemetry.signals.description import Description, LogLine, Span
 from nixl_telemetry.signals.semconv import EventName, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry
 

@@ -11,14 +11,16 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.operations.receive import Receive
 from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.catalogue import (
     TELEMETRY_DROPPED,
     TELEMETRY_ERRORS,
@@ -30,9 +32,11 @@ from nixl_telemetry.signals.catalogue import (
     TRANSFERS_IN_FLIGHT,
 )
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import AttributeValue, Description, Span
+from nixl_telemetry.signals.description import Description, Span
+from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.semconv import (
     MODE_OF_OPERATION,
+    BlockDetail,
     ConflictSource,
     Direction,
     ErrorType,
@@ -42,8 +46,8 @@ from nixl_telemetry.signals.semconv import (
 )
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
-BlockGroups = Sequence[Sized]
-"""Block ids for each KV cache group; only counted here."""
+BlockGroups = Sequence[Sequence[int]]
+"""Block ids for each KV cache group."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,11 @@ class Request:
     remote_blocks: BlockGroups = ()
     by_region: bool = False
     """Whether there is a list of blocks for each region of memory, instead of each KV cache group."""
+    parent: SpanContext | None = None
+    """Whose span the transfers belong to: the receive, which in push is the peer's."""
+    links: tuple[SpanContext, ...] = ()
+    receive: Receive | None = None
+    """What waits for the transfers in this process, in pull."""
     has_transfer: bool = False
 
 
@@ -103,6 +112,9 @@ class Transfer:
     posted: bool = False
     blocks: int = 0
     """Blocks moved, over all groups; known when it has ended."""
+    moves: BlockMoves | None = None
+    """Which blocks, until it is described; ``None`` where no spans are made of them."""
+    moves_dropped: bool = False
     measured: Measured | None = None
     error: ErrorType | None = None
     message: str = ""
@@ -119,6 +131,12 @@ class Transfer:
         # Regions of one group hold the same blocks, and which belong together is not said here: the longest counts.
         return max(counts, default=0) if self.request.by_region else sum(counts)
 
+    def in_progress(self) -> None:
+        """A poll saw it under way."""
+        self.last_poll_ns = now_ns()
+        if self.request is not None and self.request.receive is not None:
+            self.request.receive.progress_ns = self.last_poll_ns
+
     def finish(self, error: ErrorType | None = None, message: str = "") -> None:
         """Record the outcome; a second call does nothing."""
         if self.end_ns:
@@ -126,10 +144,15 @@ class Transfer:
         self.end_ns = now_ns()
         self.error = error
         self.message = message
+        if self.request is not None and self.request.receive is not None:
+            self.request.receive.done_ns = self.end_ns
+            if error is not None:
+                self.request.receive.fail(error, message)
         self.blocks = self._count_blocks()
         if self.request is not None:
-            # What waits to be exported or written must not hold lists of blocks.
-            self.request = replace(self.request, local_blocks=(), remote_blocks=())
+            self._hold_blocks(self.request)
+            # What waits to be exported or written must not hold more lists of blocks than are bounded for.
+            self.request = replace(self.request, local_blocks=(), remote_blocks=(), receive=None)
         direction = self.direction
         record = self.telemetry.record
         if self.posted:
@@ -143,8 +166,29 @@ class Transfer:
             record(TRANSFER_DESCRIPTORS, direction, value=self.descriptor_count)
             if self.measured is not None:
                 record(TRANSFER_BYTES, direction, value=self.measured.size_bytes)
-        self.telemetry.emit(self.describe)
+        if not self.telemetry.emit(self.describe):
+            self._take_moves()
         self.telemetry.audit(self.audit_record)
+
+    def _hold_blocks(self, request: Request) -> None:
+        """Keep the lists for spans of blocks, where there are to be any."""
+        telemetry = self.telemetry
+        parent = request.parent
+        is_sampled = parent is None or parent.trace_flags.sampled
+        if not telemetry.spans.makes_block_spans or not is_sampled or not self.is_first:
+            return
+        moves = BlockMoves(request.local_blocks, request.remote_blocks, request.by_region)
+        if telemetry.blocks.take(len(moves)):
+            self.moves = moves
+        else:
+            self.moves_dropped = True
+            telemetry.record(TELEMETRY_DROPPED, Signal.BLOCKS)
+
+    def _take_moves(self) -> BlockMoves | None:
+        moves, self.moves = self.moves, None
+        if moves is not None:
+            self.telemetry.blocks.give_back(len(moves))
+        return moves
 
     def audit_record(self) -> Record:
         """Who moved whose KV, for the audit trail."""
@@ -169,6 +213,9 @@ class Transfer:
     def describe(self) -> Description:
         """The span and the log line."""
         attributes = self._attributes()
+        slow_s = self.telemetry.settings.slow_transfer_seconds
+        if self.moves_dropped:
+            attributes[semconv.BLOCK_DETAIL] = BlockDetail.DROPPED
         span = Span(
             SpanName.TRANSFER,
             SpanKind.CLIENT,
@@ -178,13 +225,17 @@ class Transfer:
             self.error,
             self.message,
             events=(self.conflict.event(),) if self.conflict else (),
+            parent=self.request.parent if self.request else None,
+            links=self.request.links if self.request else (),
+            slow=self.duration_s > slow_s,
+            blocks=self._take_moves(),
         )
         line = outcome_line(
             self._outcome(),
             attributes,
             EventName.TRANSFER_FINISHED,
             EventName.TRANSFER_FAILED,
-            slow_s=self.telemetry.settings.slow_transfer_seconds,
+            slow_s=slow_s,
             level=logging.DEBUG,
         )
         return Description(span, line)
@@ -284,7 +335,7 @@ class TransferTable:
         if state == "PROC":
             transfer = self._transfers.get(_key(handle))
             if transfer is not None:
-                transfer.last_poll_ns = now_ns()
+                transfer.in_progress()
         elif state != "DONE":
             self._finish(handle, ErrorType.TRANSFER_FAILED, f"NIXL reports the state {state}")
 

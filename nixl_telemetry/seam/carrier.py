@@ -1,27 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""What the scheduler process tells the worker processes, with each step's connector metadata.
+"""What the scheduler process and the worker processes tell each other, beside vLLM's own.
 
-It rides as an extra attribute of vLLM's metadata object, which is pickled whole; stock code does not look at it.
+To the workers it rides as an extra attribute of each step's connector metadata, which is pickled whole; stock code does
+not look at it. From the workers it comes as vLLM's ``KVConnectorWorkerMetadata``, which its NIXL connectors do not use.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from opentelemetry.trace import SpanContext
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+
 from nixl_telemetry.operations.mode import ModeConflict
+from nixl_telemetry.operations.receive import Origin
 
 _ATTRIBUTE: Final = "nixl_telemetry"
 
 
 @dataclass
 class StepNotes:
-    """Notes for one step."""
+    """Notes for the workers, for one step."""
 
     conflicts: dict[str, ModeConflict] = field(default_factory=dict)
     """Mode conflicts seen in requests' parameters, by the engine id that the request names as its peer."""
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """Where the requests come from whose KV is to be received in this step, by request id."""
+    leases: dict[str, SpanContext] = field(default_factory=dict)
+    """Leases that began, by request id: in push the worker's transfers refer to them."""
 
     def __bool__(self) -> bool:
-        return bool(self.conflicts)
+        return bool(self.conflicts or self.origins or self.leases)
 
     def attach(self, metadata: Any) -> None:
         """Put the notes on a step's metadata."""
@@ -32,3 +42,15 @@ class StepNotes:
         """The notes on a step's metadata, if there are any."""
         notes = getattr(metadata, _ATTRIBUTE, None)
         return notes if isinstance(notes, StepNotes) else None
+
+
+@dataclass
+class WorkerNotes(KVConnectorWorkerMetadata):
+    """Notes for the scheduler, of one step."""
+
+    expired: Set[str]
+    """Requests whose lease expired, at any rank."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add another rank's."""
+        return WorkerNotes(self.expired | other.expired) if isinstance(other, WorkerNotes) else self

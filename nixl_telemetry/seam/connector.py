@@ -34,6 +34,7 @@ class _ConnectorHooks(_Stock):
     _worker_hooks: ClassVar[type[WorkerHooks]]
     _telemetry: Telemetry | None = None
     _scheduler_observer: SchedulerObserver | None = None
+    _worker_observer: WorkerObserver | None = None
 
     # The factory looks for the parameter kv_cache_config by name.
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -69,9 +70,9 @@ class _ConnectorHooks(_Stock):
         )
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)
-            observer = WorkerObserver(telemetry, self.connector_worker, transfers)
+            self._worker_observer = WorkerObserver(telemetry, self.connector_worker, transfers)
             payload.install(payload_made)
-            instrument(self.connector_worker, self._worker_hooks, observer)
+            instrument(self.connector_worker, self._worker_hooks, self._worker_observer)
             instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
         else:
             self._scheduler_observer = SchedulerObserver(telemetry, side)
@@ -83,6 +84,13 @@ class _ConnectorHooks(_Stock):
         stats = super().get_kv_connector_stats()
         observer = self._scheduler_observer
         return (observer.with_updates(stats) or stats) if observer is not None else stats
+
+    def build_connector_worker_meta(self) -> Any:
+        """What the worker tells its scheduler, beside vLLM's own."""
+        notes = super().build_connector_worker_meta()
+        if notes is None and self._worker_observer is not None:
+            notes = self._worker_observer.notes_for_scheduler()
+        return notes
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must take a step though no request asks for one.

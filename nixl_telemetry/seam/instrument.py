@@ -9,6 +9,8 @@ from nixl_telemetry.signals.logger import logger
 
 OBSERVER: Final = "_nixl_telemetry"
 """Attribute that holds the observer of an instrumented object."""
+OPTIONAL: Final = "_nixl_telemetry_optional"
+"""Attribute of hooks that names the methods which not every supported version has."""
 
 
 def instrument(target: Any, hooks: type, observer: object) -> None:
@@ -18,7 +20,8 @@ def instrument(target: Any, hooks: type, observer: object) -> None:
     there. The finished object changes its class instead: construction stays vLLM's, ``isinstance`` holds, and what
     is not hooked costs nothing.
 
-    Where the class lacks a hooked method, the hook is simply never called. Where the class cannot be replaced, because
+    Where the class lacks a hooked method, the hook is simply never called, which is told unless the hooks list the
+    method as :data:`OPTIONAL`. Where the class cannot be replaced, because
     it is no plain Python class, nothing is observed. Either is told once.
     """
     stock = type(target)
@@ -35,7 +38,8 @@ _made: dict[tuple[type, type], type] = {}
 
 def _derive(hooks: type, stock: type) -> type:
     hooked = {name for layer in hooks.__mro__ for name, value in vars(layer).items() if inspect.isfunction(value)}
-    missing = sorted(name for name in hooked if not hasattr(stock, name))
+    optional = getattr(hooks, OPTIONAL, ())
+    missing = sorted(name for name in hooked if not hasattr(stock, name) and name not in optional)
     if missing:
         logger().warning(
             "%s has no %s in this version: what is observed there stays invisible",

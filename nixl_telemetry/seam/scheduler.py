@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Hooks on the scheduler side: what requests say of their transfer mode.
+"""Hooks on the scheduler side: what requests say of their transfer mode and trace, and the leases on finished ones.
 
-The connector's public scheduler methods forward to these two, so nothing private is touched but the object itself.
+The connector's public scheduler methods forward to these, so nothing private is touched but the object itself.
 """
 
 from typing import TYPE_CHECKING, Any, Final
 
+from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck
-from nixl_telemetry.seam.carrier import StepNotes
+from nixl_telemetry.operations.receive import Origin
+from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
-from nixl_telemetry.signals.semconv import ConflictSource, Signal
+from nixl_telemetry.signals.propagation import CARRIER, extract, inject
+from nixl_telemetry.signals.semconv import ConflictSource, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ class SchedulerObserver:
         self.telemetry = telemetry
         self._mode = ModeCheck(telemetry)
         self._notes = StepNotes()
+        self._leases = LeaseTable(telemetry)
+        self._expired: set[str] = set()
+        self._origins: dict[str, Origin] = {}
         self.stepped = False
         """Whether a step was built since the start."""
         declared = getattr(scheduler, "_TRANSFER_MODE", telemetry.mode)
@@ -49,7 +55,10 @@ class SchedulerObserver:
         # When a load has failed, vLLM adds a request that it aborts at once, so that P's blocks are freed.
         if getattr(request, "abort_immediately", False):
             return
-        if not isinstance(params, dict) or not params.get("do_remote_prefill") or "transfer_mode" not in params:
+        if not isinstance(params, dict) or not params.get("do_remote_prefill"):
+            return
+        self._remember_origin(request, params)
+        if "transfer_mode" not in params:
             return
         engine_id = str(params.get("remote_engine_id", ""))[:_TEXT_LIMIT]
         port = params.get("remote_port", 0)
@@ -70,10 +79,48 @@ class SchedulerObserver:
         else:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
+    def _remember_origin(self, request: Any, params: dict[str, Any]) -> None:
+        if not self.telemetry.spans.is_exporting:
+            return
+        origin = Origin(extract(request.trace_headers), extract(params.get(CARRIER)))
+        if origin == Origin():
+            return
+        if len(self._origins) < LeaseTable.LIMIT:
+            self._origins[request.request_id] = origin
+        else:
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
+
+    @guarded
+    def request_finished(self, request: Any, block_ids: Any, handed_over: Any) -> None:
+        """A request is finished; ``handed_over`` are its parameters for the decode side if its blocks are held."""
+        self._origins.pop(request.request_id, None)
+        if not isinstance(handed_over, dict):
+            return
+        lease = self._leases.open(request.request_id, sum(map(len, block_ids)), extract(request.trace_headers))
+        if lease is not None and lease.context is not None:
+            handed_over[CARRIER] = inject(lease.context)
+            if self.telemetry.mode is TransferMode.PUSH:
+                self._notes.leases[lease.request_id] = lease.context
+
+    @guarded
+    def output_arrived(self, output: Any) -> None:
+        """The workers report a step."""
+        notes = output.kv_connector_worker_meta
+        if isinstance(notes, WorkerNotes):
+            # Ranks may differ by a step, and vLLM frees when all are done.
+            self._expired |= notes.expired
+        if output.finished_sending:
+            self._leases.close(output.finished_sending, self._expired)
+            self._expired -= output.finished_sending
+
     @guarded
     def step_built(self, metadata: Any) -> None:
         """The metadata of a step is ready for the workers."""
         self.stepped = True
+        if self._origins:
+            for request_id in metadata.reqs_to_recv:
+                if request_id in self._origins:
+                    self._notes.origins[request_id] = self._origins.pop(request_id)
         if self._notes:
             self._notes.attach(metadata)
             self._notes = StepNotes()
@@ -92,6 +139,16 @@ class SchedulerHooks(_Stock):
     def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.request_arrived(request)
         return super().on_new_request(request, *args, **kwargs)
+
+    def request_finished(self, request: Any, block_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        is_held, params = super().request_finished(request, block_ids, *args, **kwargs)
+        self._nixl_telemetry.request_finished(request, block_ids, params if is_held else None)
+        return is_held, params
+
+    def update_connector_output(self, connector_output: Any) -> Any:
+        result = super().update_connector_output(connector_output)
+        self._nixl_telemetry.output_arrived(connector_output)
+        return result
 
     def build_connector_meta(self, *args: Any, **kwargs: Any) -> Any:
         metadata = super().build_connector_meta(*args, **kwargs)

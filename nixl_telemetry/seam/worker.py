@@ -10,6 +10,12 @@ What is touched, and why nothing public serves:
 - ``_read_blocks``, ``_xfer_blocks``: the NIXL agent is not told for which request or peer a transfer is.
 - ``_compute_desc_ids``: the block ids that are really moved, after prefix caching has trimmed them.
 - ``register_kv_caches``: where the compatibility hash is computed.
+- ``_ensure_handshake``, ``_read_blocks_for_req``, ``_send_registration_to_p``, ``_do_start_push_kv``: which request
+  asks for a handshake. The last one also has D's registration, with the trace context in it.
+- ``_do_send_reg_notif``: when a registration is really sent.
+- ``_get_new_notifs``, ``_pop_done_transfers``: which requests were fetched; others that vLLM reports as sent have
+  expired.
+- ``get_transfer_results`` (from 0.30 on) and ``get_finished``: which requests have their KV, or failed.
 
 Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invisible and everything else works.
 """
@@ -19,26 +25,29 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
+from opentelemetry.trace import SpanContext
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
 from nixl_telemetry.compat.factors import Factors, digest
 from nixl_telemetry.compat.statement import Statement
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.errors import TEXT_LIMIT
-from nixl_telemetry.operations.handshake import Current, Failure, Handshake
+from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Waiters
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
+from nixl_telemetry.operations.receive import Origin, ReceiveTable
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.seam.capture import seeing_factors
-from nixl_telemetry.seam.carrier import StepNotes
+from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
 from nixl_telemetry.seam.payload import add_statement, statement_of
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version, vllm_version
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.semconv import ConflictSource, Purpose, Signal
+from nixl_telemetry.signals.propagation import CARRIER, extract, inject
+from nixl_telemetry.signals.semconv import ConflictSource, Purpose, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 if TYPE_CHECKING:
@@ -71,6 +80,11 @@ class WorkerObserver:
         self._compatibility: Compatibility | None = None
         self._peers = PeerBook()
         self._conflicts: dict[str, ModeConflict] = {}
+        self._receives = ReceiveTable(telemetry)
+        self._waiters = Waiters()
+        self._leases: dict[str, SpanContext] = {}
+        self._fetched: set[str] = set()
+        self._expired: set[str] = set()
         self._mode = ModeCheck(telemetry)
         self._handshake_parameters = Parameters(base_worker.NixlBaseConnectorWorker._nixl_handshake)
         post = getattr(worker, "_read_blocks", None) or worker._xfer_blocks
@@ -104,13 +118,51 @@ class WorkerObserver:
         handshake, _current.handshake = _current.handshake, None
         if handshake is None:
             return
+        handshake.waiters = self._waiters.take(handshake.peer.engine_id)
+        reason = handshake.finish(_failure(error) if error is not None else None)
+        self._receives.shook_hands(handshake.peer.engine_id, handshake.error, handshake.message)
         if error is None:
             self._peers.meet(handshake.peer)
-            handshake.finish()
-            return
-        reason = handshake.finish(_failure(error))
-        if reason:
+        elif reason:
             _put_in_front(error, reason)
+
+    @guarded
+    def handshake_wanted(self, engine_id: str) -> None:
+        """Somebody on this thread needs a peer; a handshake follows, or is under way, unless it was had before."""
+        if engine_id not in self._worker._remote_agents:
+            self._waiters.join(engine_id, _current.cause)
+
+    @guarded
+    def acts_for_receive(self, request_id: str) -> None:
+        """What follows on this thread is on behalf of a request that waits for KV."""
+        receive = self._receives.find(request_id)
+        _current.cause = receive.context if receive is not None else None
+
+    @guarded
+    def acts_for_registration(self, request_id: str, registration: dict[str, Any]) -> None:
+        """What follows on this thread is on behalf of a request whose KV another instance waits for."""
+        _current.registered = extract(registration.get(CARRIER))
+        _current.lease = self._leases.get(request_id)
+        _current.cause = _current.registered or _current.lease
+
+    @guarded
+    def acts_for_nobody(self) -> None:
+        """That is over."""
+        _current.cause = _current.registered = _current.lease = None
+
+    @guarded
+    def registration_starts(self, request_id: str) -> None:
+        """A registration is about to be sent."""
+        receive = self._receives.find(request_id)
+        if receive is not None:
+            receive.turn_ns = now_ns()
+
+    @guarded
+    def registration_ends(self, request_id: str) -> None:
+        """It was sent, or not."""
+        receive = self._receives.find(request_id)
+        if receive is not None:
+            receive.posted_ns = now_ns()
 
     @guarded
     def registering(self) -> None:
@@ -132,7 +184,7 @@ class WorkerObserver:
             return self._post_parameters.get(name, args, kwargs)
 
         spec = argument("read_spec")
-        self.transfers.current.request = Request(
+        request = Request(
             argument("request_id"),
             argument("remote_request_id"),
             self._peers.find(argument("dst_engine_id")),
@@ -141,11 +193,27 @@ class WorkerObserver:
             spec.remote_block_ids,
             bool(getattr(spec, "block_ids_by_region", False)),
         )
+        self.transfers.current.request = request
+        receive = self._receives.find(request.request_id)
+        if receive is not None:
+            receive.turn_ns = receive.turn_ns or now_ns()
+            request.parent, request.receive = receive.context, receive
+        elif _current.registered is not None:
+            request.parent, request.links = _current.registered, (_current.lease,) if _current.lease else ()
+        else:
+            request.parent = _current.lease
 
     @guarded
     def post_ends(self) -> None:
         """They were posted, or not."""
-        self.transfers.current.request = None
+        request, self.transfers.current.request = self.transfers.current.request, None
+        if request is not None and request.receive is not None:
+            request.receive.posted_ns = now_ns()
+
+    @guarded
+    def posts_end(self, request_id: str) -> None:
+        """All that was to be posted for a request now, was."""
+        self._receives.notified(request_id)
 
     @guarded
     def blocks_chosen(self, block_ids: Any, is_remote: bool) -> None:
@@ -162,13 +230,54 @@ class WorkerObserver:
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
         notes = StepNotes.of(metadata)
+        if metadata.reqs_to_recv:
+            self._start_receives(metadata, notes.origins if notes is not None else {})
         if notes is None:
             return
+        self._leases |= notes.leases
         self._conflicts |= notes.conflicts
         # Those of engines that never shake hands again; the oldest go.
         while len(self._conflicts) > PeerBook.LIMIT:
             self._conflicts.pop(next(iter(self._conflicts)))
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
+
+    def _start_receives(self, metadata: Any, origins: dict[str, Origin]) -> None:
+        registrations = getattr(metadata, "push_registrations", None) or {}
+        for request_id, meta in metadata.reqs_to_recv.items():
+            blocks = sum(map(len, meta.local_block_ids))
+            if self.telemetry.mode is TransferMode.PUSH and request_id not in registrations:
+                continue  # aborted before it was scheduled: nothing is sent, nothing will come
+            remote = meta.remote
+            peer = Peer(str(remote.engine_id)[:TEXT_LIMIT], str(remote.host)[:TEXT_LIMIT], int(remote.port))
+            receive = self._receives.start(
+                request_id, str(remote.request_id)[:TEXT_LIMIT], peer, blocks, origins.get(request_id) or Origin()
+            )
+            if request_id in registrations and receive.context is not None:
+                registrations[request_id][CARRIER] = inject(receive.context)
+
+    @guarded
+    def fetched(self, request_ids: set[str]) -> None:
+        """These requests' KV has arrived: here, or at the peer that fetched it or got it."""
+        self._fetched |= request_ids
+
+    @guarded
+    def results_arrived(self, sent: set[str], received: set[str], failed: set[str]) -> None:
+        """The worker reports a step."""
+        if received:
+            self._receives.finish(received, failed)
+        if sent:
+            self._expired |= sent - self._fetched
+            for request_id in sent:
+                self._leases.pop(request_id, None)
+        self._fetched = set()
+
+    @guarded
+    def notes_for_scheduler(self) -> WorkerNotes | None:
+        """What the scheduler is to know of this step; ``None`` for nothing."""
+        if not self._expired:
+            return None
+        expired, self._expired = self._expired, set()
+        return WorkerNotes(expired)
 
     @guarded
     def caches_registered(self, factors: list[dict[str, Any]], start_ns: int) -> None:
@@ -216,6 +325,7 @@ class WorkerHooks(_Stock):
     """Goes in front of vLLM's pull and push workers."""
 
     _nixl_telemetry: WorkerObserver
+    _nixl_telemetry_optional = frozenset({"get_transfer_results"})
 
     def _nixl_handshake(self, *args: Any, **kwargs: Any) -> Any:
         observer = self._nixl_telemetry
@@ -246,6 +356,39 @@ class WorkerHooks(_Stock):
             self._nixl_telemetry.blocks_chosen(kwargs["block_ids"], kwargs.get("block_size_ratio") is None)
         return super()._compute_desc_ids(*args, **kwargs)
 
+    def _ensure_handshake(self, engine_id: Any, *args: Any, **kwargs: Any) -> Any:
+        self._nixl_telemetry.handshake_wanted(engine_id)
+        return super()._ensure_handshake(engine_id, *args, **kwargs)
+
+    def _get_new_notifs(self) -> Any:
+        notified = super()._get_new_notifs()
+        # Ranks that only replicate others' KV report every request as sent at once.
+        if notified or getattr(self, "_replicated_pcp_done_sending", None):
+            self._nixl_telemetry.fetched(notified | set(getattr(self, "_replicated_pcp_done_sending", ())))
+        return notified
+
+    def _pop_done_transfers(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._pop_done_transfers(*args, **kwargs)
+        done = result[0] if isinstance(result, tuple) else result
+        if done:
+            self._nixl_telemetry.fetched(done)
+        return result
+
+    def get_transfer_results(self) -> Any:
+        results = super().get_transfer_results()
+        if results.finished_sending or results.finished_recving:
+            self._nixl_telemetry.results_arrived(
+                results.finished_sending, results.finished_recving, results.failed_recving
+            )
+        return results
+
+    def get_finished(self, *args: Any, **kwargs: Any) -> Any:
+        # From 0.30 on it calls the former; a request that is reported twice is finished once.
+        sent, received = super().get_finished(*args, **kwargs)
+        if sent or received:
+            self._nixl_telemetry.results_arrived(sent, received, set())
+        return sent, received
+
     def start_load_kv(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.notes_arrived(metadata)
         return super().start_load_kv(metadata, *args, **kwargs)
@@ -265,6 +408,15 @@ class WorkerHooks(_Stock):
 class PullWorkerHooks(WorkerHooks):
     """For the pull worker, which READs."""
 
+    def _read_blocks_for_req(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
+        observer = self._nixl_telemetry
+        observer.acts_for_receive(req_id)
+        try:
+            return super()._read_blocks_for_req(req_id, *args, **kwargs)
+        finally:
+            observer.acts_for_nobody()
+            observer.posts_end(req_id)
+
     def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.post_starts(args, kwargs)
         try:
@@ -275,6 +427,32 @@ class PullWorkerHooks(WorkerHooks):
 
 class PushWorkerHooks(WorkerHooks):
     """For the push worker, which WRITEs, on a thread of its own."""
+
+    def _send_registration_to_p(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
+        observer = self._nixl_telemetry
+        observer.acts_for_receive(req_id)
+        try:
+            return super()._send_registration_to_p(req_id, *args, **kwargs)
+        finally:
+            observer.acts_for_nobody()
+
+    def _do_send_reg_notif(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
+        observer = self._nixl_telemetry
+        observer.registration_starts(req_id)
+        try:
+            return super()._do_send_reg_notif(req_id, *args, **kwargs)
+        finally:
+            observer.registration_ends(req_id)
+
+    def _do_start_push_kv(
+        self, request_id: Any, local_block_ids: Any, registration_data: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        observer = self._nixl_telemetry
+        observer.acts_for_registration(request_id, registration_data)
+        try:
+            return super()._do_start_push_kv(request_id, local_block_ids, registration_data, *args, **kwargs)
+        finally:
+            observer.acts_for_nobody()
 
     def _xfer_blocks(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.post_starts(args, kwargs)

@@ -18,6 +18,8 @@ from nixl_telemetry.signals.semconv import (
     ConflictSource,
     Direction,
     ErrorType,
+    LeaseOutcome,
+    ReceiveOutcome,
     Signal,
     TransferMode,
 )
@@ -107,6 +109,8 @@ _HANDSHAKE_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 _TRANSFER_BUCKETS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
+# A lease is 30 s by default and renewed while the decode side waits; multi-turn requests hold blocks for 8 minutes.
+_LEASE_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 480.0)
 
 CONNECTOR_INFO: Final = Metric(
     "nixl_connector_info",
@@ -194,6 +198,24 @@ TRANSFERS_IN_FLIGHT: Final = Metric(
     "initiator",
     (_DIRECTION,),
 )
+RECEIVE_WAIT: Final = Metric(
+    "nixl_receive_wait_seconds",
+    Kind.HISTOGRAM,
+    "Time that a request of the decode side waited for its remote KV, from the engine step that asked a worker for it "
+    "to the step in which the worker reported it; each rank counts its own.",
+    "D",
+    (Label("outcome", tuple(ReceiveOutcome)),),
+    _TRANSFER_BUCKETS,
+)
+LEASE_DURATION: Final = Metric(
+    "nixl_lease_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time for which the prefill side held the KV blocks of a finished request, until the decode side had them or the "
+    "lease expired. The end is seen by an engine step: an idle engine holds blocks until its next one.",
+    "P",
+    (Label("outcome", tuple(LeaseOutcome)),),
+    _LEASE_BUCKETS,
+)
 MODE_CONFLICTS: Final = Metric(
     "nixl_mode_conflicts_total",
     Kind.COUNTER,
@@ -239,6 +261,8 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
         TRANSFER_BLOCKS,
         TRANSFER_DESCRIPTORS,
         TRANSFERS_IN_FLIGHT,
+        RECEIVE_WAIT,
+        LEASE_DURATION,
         MODE_CONFLICTS,
         TELEMETRY_ERRORS,
         TELEMETRY_DROPPED,

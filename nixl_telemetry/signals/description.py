@@ -3,16 +3,15 @@
 """What an operation hands to the export thread: a span tree and a log line, in plain data."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanContext, SpanKind
 
+from nixl_telemetry.signals.attributes import Attributes
+from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.semconv import ErrorType, EventName, SpanName
-
-AttributeValue: TypeAlias = str | bool | int | float | tuple[str, ...]
-Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,15 @@ class Span:
     """What went wrong, for a person; set with ``error``."""
     events: tuple[Event, ...] = ()
     children: tuple["Span", ...] = ()
+    context: SpanContext | None = None
+    """Its ids, where they were told to others before; new ones otherwise."""
+    parent: SpanContext | None = None
+    """Where it is no child of another description."""
+    links: tuple[SpanContext, ...] = ()
+    slow: bool = False
+    """Whether it took so long that it is worth exporting though its trace is not sampled."""
+    blocks: BlockMoves | None = None
+    """What the span moved, where that may become spans of blocks."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,9 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from nixl_telemetry.signals.description import Describe
-
-IDLE_SECONDS: Final = 0.2
-"""So long after the last operation its span is exported."""
 
 
 class _Task(NamedTuple):
@@ -32,7 +29,6 @@ class ExportThread:
         consume: Called with each submitted callable. It must not raise.
         limit: How many may wait.
         on_drop: Called for each one that was dropped because the queue was full.
-        on_idle: Called on the thread when it has become idle. It must not raise.
     """
 
     def __init__(
@@ -40,10 +36,8 @@ class ExportThread:
         consume: Callable[[Describe], None],
         limit: int,
         on_drop: Callable[[], None],
-        on_idle: Callable[[], None],
     ) -> None:
         self._consume = consume
-        self._on_idle = on_idle
         self._limit = limit
         self._on_drop = on_drop
         self.reset()
@@ -83,15 +77,8 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
-        timeout = None
         while True:
-            try:
-                item = self._queue.get(timeout=timeout)
-            except queue.Empty:
-                self._on_idle()
-                timeout = None
-                continue
-            timeout = IDLE_SECONDS
+            item = self._queue.get()
             if isinstance(item, _Task):
                 item.run()
                 item.done.set()

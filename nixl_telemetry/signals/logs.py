@@ -7,7 +7,8 @@ from typing import Any, Literal
 import structlog
 from opentelemetry.trace import SpanContext
 
-from nixl_telemetry.signals.description import Attributes, LogLine
+from nixl_telemetry.signals.attributes import Attributes
+from nixl_telemetry.signals.description import LogLine
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.text import printable
 

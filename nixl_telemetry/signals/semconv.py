@@ -85,6 +85,51 @@ TRANSFER_OBSERVATION_DELAY: Final = "nixl.transfer.observation_delay"
 """float, seconds; gap between the last poll that saw it in progress (or the post) and the poll that saw it done.
 The transfer ended somewhere in this gap."""
 
+RECEIVE_BLOCKS: Final = "nixl.receive.block.count"
+"""int; KV cache blocks (of vLLM's block size) that the request waits for, over all KV cache groups."""
+RECEIVE_HANDSHAKE_DURATION: Final = "nixl.receive.handshake.duration"
+"""float, seconds; until the handshake with the peer was done; 0 where it was done before.
+
+The durations of a receive follow each other and add up to it. Where it failed, the last one is the one it failed in."""
+RECEIVE_QUEUE_DURATION: Final = "nixl.receive.queue.duration"
+"""float, seconds; until the worker turned to the request: after a handshake that is a later engine step."""
+RECEIVE_POST_DURATION: Final = "nixl.receive.post.duration"
+"""float, seconds; until its transfers were prepared and posted, with all ranks of the peer. Pull only."""
+RECEIVE_TRANSFER_DURATION: Final = "nixl.receive.transfer.duration"
+"""float, seconds; until the last poll that saw one of its transfers in progress. Pull only."""
+RECEIVE_OBSERVATION_DELAY: Final = "nixl.receive.observation_delay"
+"""float, seconds; from there until the poll that saw the last transfer done, which ended in this gap. Pull only."""
+RECEIVE_REMOTE_DURATION: Final = "nixl.receive.remote.duration"
+"""float, seconds; from the registration until the peer's notification was seen: the peer's prefill, its handshake, its
+WRITE and the delay of seeing it. Push only; what of it was the transfer is in the peer's ``nixl.transfer``."""
+RECEIVE_NOTIFICATION_DURATION: Final = "nixl.receive.notification.duration"
+"""float, seconds; pull: from there until the worker reported the blocks; push: sending the registration."""
+
+LEASE_BLOCKS: Final = "nixl.lease.block.count"
+"""int; KV cache blocks (of vLLM's block size) that were held, over all KV cache groups."""
+LEASE_OUTCOME: Final = "nixl.lease.outcome"
+"""string; a :class:`LeaseOutcome`."""
+
+BLOCK_LOCAL_ID: Final = "nixl.block.local.id"
+"""int; id of the block (the first one of a run) in this instance."""
+BLOCK_REMOTE_ID: Final = "nixl.block.remote.id"
+"""int; id of the block (the first one of a run) in the peer."""
+BLOCK_GROUP: Final = "nixl.block.group"
+"""int; index of the KV cache group."""
+BLOCK_REGION: Final = "nixl.block.region"
+"""int; index of the memory region, instead of the group, where the two instances group their layers differently."""
+BLOCK_COUNT: Final = "nixl.block.count"
+"""int; blocks in this run: neighbours in both instances. Absent on the span of one block."""
+BLOCK_SIZE: Final = "nixl.block.size"
+"""int, bytes; the block's (or run's) share of the transfer's bytes. Absent where NIXL tells no bytes."""
+BLOCK_TIMING: Final = "nixl.block.timing"
+"""string; ``transfer``: the interval is the whole transfer's. NIXL times no single block."""
+BLOCK_DETAIL: Final = "nixl.block.detail"
+"""string; a :class:`BlockDetail`: what the transfer's block spans are."""
+
+KEPT: Final = "nixl.kept"
+"""string; a :class:`Kept`: why the span was exported though its trace was not sampled. Its parents may be missing."""
+
 MODE_CONFLICT_SOURCE: Final = "nixl.mode_conflict.source"
 """string; a :class:`ConflictSource`."""
 MODE_CONFLICT_EXPECTED: Final = "nixl.mode_conflict.expected"
@@ -101,7 +146,10 @@ class SpanName(StrEnum):
     HANDSHAKE_METADATA = "nixl.handshake.metadata"
     HANDSHAKE_COMPAT = "nixl.handshake.compat"
     HANDSHAKE_REGISTER = "nixl.handshake.register"
+    RECEIVE = "nixl.receive"
     TRANSFER = "nixl.transfer"
+    BLOCK = "nixl.block"
+    LEASE = "nixl.lease"
 
 
 class EventName(StrEnum):
@@ -112,6 +160,10 @@ class EventName(StrEnum):
     HANDSHAKE_FAILED = "nixl.handshake.failed"
     TRANSFER_FINISHED = "nixl.transfer.finished"
     TRANSFER_FAILED = "nixl.transfer.failed"
+    RECEIVE_FINISHED = "nixl.receive.finished"
+    RECEIVE_FAILED = "nixl.receive.failed"
+    LEASE_FINISHED = "nixl.lease.finished"
+    LEASE_EXPIRED = "nixl.lease.expired"
     MODE_CONFLICT = "nixl.mode_conflict"
     ENFORCEMENT_OFF = "nixl.compat.enforcement_off"
     UNCOVERED_DIFFERENCE = "nixl.compat.uncovered_difference"
@@ -180,6 +232,44 @@ class Purpose(StrEnum):
     """Sending notifications only: the decode side in push, unless a heartbeat shook hands first."""
 
 
+class ReceiveOutcome(StrEnum):
+    """How waiting for remote KV ended."""
+
+    RECEIVED = "received"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    """The peer did not answer the handshake in time."""
+
+
+class LeaseOutcome(StrEnum):
+    """How a lease ended."""
+
+    RELEASED = "released"
+    """The decode side has the KV."""
+    EXPIRED = "expired"
+    """Nobody fetched the KV, or renewed the lease, in time."""
+
+
+class BlockDetail(StrEnum):
+    """What the block spans of a transfer are."""
+
+    OFF = "off"
+    """There are none."""
+    RUNS = "runs"
+    """One for each run of blocks that are neighbours in both instances, the unit that NIXL moves."""
+    EACH = "each"
+    """One for each block."""
+    DROPPED = "dropped"
+    """There are none: too many block ids were waiting for the export thread."""
+
+
+class Kept(StrEnum):
+    """Why a span was exported though its trace was not sampled."""
+
+    FAILED = "failed"
+    SLOW = "slow"
+
+
 class ConflictSource(StrEnum):
     """Where a transfer mode was seen that is not the connector's."""
 
@@ -199,7 +289,11 @@ class Signal(StrEnum):
     METRICS = "metrics"
     """Updates on their way to `/metrics`."""
     TRACES = "traces"
-    """Spans and their export. As a dropped signal: records for the export thread, which carry a span and a log line."""
+    """Export of spans. As a dropped signal: records for the export thread, which carry a span and a log line."""
+    SPANS = "spans"
+    """Spans that were lost: too many waited to be sent, or the collector did not take them."""
+    BLOCKS = "blocks"
+    """Transfers without block spans, because too many block ids waited for the export thread."""
     LOGS = "logs"
     """Log lines."""
     NIXL = "nixl"

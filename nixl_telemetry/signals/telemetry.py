@@ -4,7 +4,6 @@
 
 import atexit
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
@@ -12,17 +11,18 @@ from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.audit.trail import AuditTrail
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import semconv
+from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.catalogue import AUDIT_RECORDS, TELEMETRY_DROPPED, TELEMETRY_ERRORS, Metric
-from nixl_telemetry.signals.description import Attributes, Describe
+from nixl_telemetry.signals.description import Describe
 from nixl_telemetry.signals.export import ExportThread
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.logs import LogWriter
 from nixl_telemetry.signals.metrics import Batch, Recorder
+from nixl_telemetry.signals.moves import BlockBudget
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 from nixl_telemetry.signals.traces import SpanWriter
 
 _REPORTED_LIMIT: Final = 100
-_OPENTELEMETRY: Final = logging.getLogger("opentelemetry")
 
 
 class Telemetry:
@@ -50,16 +50,13 @@ class Telemetry:
         self.mode: Final = mode
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
-        self._spans = SpanWriter(attributes, otlp_endpoint) if settings.traces else None
+        self.spans: Final = SpanWriter(attributes, settings, otlp_endpoint, self._lost, self._not_sent)
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
         self._open_trail = self._trail
-        self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self._idle)
+        self.blocks: Final = BlockBudget()
+        self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
         self._reported: set[str] = set()
-        self._exporter_errors = _ExporterErrors(
-            functools.partial(self._recorder.add, TELEMETRY_ERRORS, (Signal.TRACES,))
-        )
-        _OPENTELEMETRY.addHandler(self._exporter_errors)
         # Registered after vLLM's own handler, hence run before it shuts its provider down.
         atexit.register(self.close)
 
@@ -104,7 +101,6 @@ class Telemetry:
             # cannot start another thread.
             self._export.run(self._finish, self.settings.shutdown_timeout_seconds)
             self._close_trail(self.settings.shutdown_timeout_seconds)
-            _OPENTELEMETRY.removeHandler(self._exporter_errors)
         except Exception as error:
             self.failed("closing", error)
 
@@ -132,19 +128,13 @@ class Telemetry:
         # After the operations that were handed over before, and before a slow exporter: vLLM kills its workers soon.
         # A slow disk gets half of the time, and the exporter the rest.
         self._close_trail(self.settings.shutdown_timeout_seconds / 2)
-        if self._spans is not None:
-            try:
-                self._spans.flush()
-                self._spans.close()
-            except Exception as error:
-                self.failed("exporting spans", error, Signal.TRACES)
+        self.spans.close(self.settings.shutdown_timeout_seconds)
 
-    def _idle(self) -> None:
-        if self._spans is not None:
-            try:
-                self._spans.flush_if_quick()
-            except Exception as error:
-                self.failed("exporting spans", error, Signal.TRACES)
+    def _lost(self, count: int) -> None:
+        self.record(TELEMETRY_DROPPED, Signal.SPANS, value=count)
+
+    def _not_sent(self, error: Exception) -> None:
+        self.failed("sending spans", error, Signal.TRACES)
 
     def _dropped(self) -> None:
         self._recorder.add(TELEMETRY_DROPPED, (Signal.TRACES,))
@@ -156,9 +146,9 @@ class Telemetry:
             self.failed("describing an operation", error)
             return
         context = None
-        if self._spans is not None and description.span is not None:
+        if description.span is not None:
             try:
-                context = self._spans.write(description.span)
+                context = self.spans.write(description.span)
             except Exception as error:
                 self.failed("writing a span", error, Signal.TRACES)
         if self._log is not None and description.log is not None:
@@ -166,32 +156,6 @@ class Telemetry:
                 self._log.write(description.log, context)
             except Exception as error:
                 self.failed("writing a log line", error, Signal.LOGS)
-
-
-class _ExporterErrors(logging.Handler):
-    """Counts what OpenTelemetry logs when it cannot export.
-
-    The provider may be vLLM's, and its exporter is private to it; its complaints are public. OpenTelemetry leaves out
-    repeated messages, so the count says that exporting fails rather than how often.
-    """
-
-    def __init__(self, count: Callable[[], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._count = count
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Count one complaint, and let it be printed where it would have been without us."""
-        # One for each process, though several connectors may live in it.
-        if (
-            next((handler for handler in _OPENTELEMETRY.handlers if isinstance(handler, _ExporterErrors)), None)
-            is not self
-        ):
-            return
-        self._count()
-        # Where nobody configured a handler, logging prints warnings by its last resort; ours would have ended that.
-        last_resort = logging.lastResort
-        if last_resort is not None and not logging.root.handlers:
-            last_resort.handle(record)
 
 
 class HasTelemetry(Protocol):

@@ -1,155 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Spans, through the process's own OpenTelemetry provider."""
+"""Spans: which are exported, with which ids, and to where."""
 
 import os
 import secrets
-import time
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Tracer, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.trace import ProxyTracerProvider, SpanContext, Status, StatusCode
+from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from nixl_telemetry import __version__
+from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.attributes import Attributes
+from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.clock import unix_offset_ns
-from nixl_telemetry.signals.description import Attributes, Span
-from nixl_telemetry.signals.semconv import ERROR_TYPE, SCHEMA_URL
+from nixl_telemetry.signals.description import Span
+from nixl_telemetry.signals.exporters import Exporter, connect, is_configured
+from nixl_telemetry.signals.moves import Run
+from nixl_telemetry.signals.semconv import (
+    BLOCK_DETAIL,
+    ERROR_TYPE,
+    KEPT,
+    REMOTE_ENGINE_ID,
+    REMOTE_RANK,
+    SCHEMA_URL,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    TRANSFER_BYTES,
+    TRANSFER_MODE,
+    TRANSFER_OPERATION,
+    BlockDetail,
+    Kept,
+    SpanName,
+)
+from nixl_telemetry.signals.sender import Item, SpanSender
+from nixl_telemetry.signals.trace_file import TraceFile
 
 SCOPE: Final = "nixl_telemetry"
 """Instrumentation scope of every span."""
 
-_QUICK_SECONDS: Final = 1.0
-_SLOW_PAUSE_SECONDS: Final = 60.0
+_SLICE_SPANS: Final = 2048
+"""Block spans in one message: collectors refuse messages of more than 4 MiB."""
 
 
-def _configured(name: str, default: str = "") -> str:
-    """A standard variable's value for traces, or else for all signals."""
-    return (
-        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
-    )
-
-
-def _exporter(endpoint: str | None) -> SpanExporter | None:
-    """The OTLP exporter for vLLM's endpoint, or else the one that the ``OTEL_*`` variables ask for.
-
-    Without an endpoint there is none: the SDK's default would send to a port of this host that nobody asked for.
-    """
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (endpoint or _configured("ENDPOINT")):
-        return None
-    wanted = {name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")}
-    if not wanted & {"otlp", "otlp_proto_grpc", "otlp_proto_http"}:
-        return None
-    # gRPC by default, as in vLLM; for its own endpoint vLLM reads one variable only.
-    variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-    protocol = os.environ.get(variable, "grpc") if endpoint else _configured("PROTOCOL", "grpc")
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        return GrpcExporter(endpoint=endpoint, insecure=True) if endpoint else GrpcExporter()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    return HttpExporter(endpoint=endpoint)
-
-
-class _SystemIdGenerator(IdGenerator):
-    """Ids from the operating system's randomness.
-
-    The SDK draws them from Python's global generator. vLLM seeds that one with the same number in every worker, so P
-    and D would get the same ids; and drawing from it would change what vLLM draws.
-    """
-
-    def generate_span_id(self) -> int:
-        """A random span id, never 0."""
-        return 1 + secrets.randbelow(2**64 - 1)
-
-    def generate_trace_id(self) -> int:
-        """A random trace id, never 0."""
-        return 1 + secrets.randbelow(2**128 - 1)
+_SHARED_WITH_BLOCKS: Final = (
+    TRANSFER_OPERATION,
+    TRANSFER_MODE,
+    REMOTE_ENGINE_ID,
+    REMOTE_RANK,
+    SERVER_ADDRESS,
+    SERVER_PORT,
+    ERROR_TYPE,
+)
+"""Attributes of a transfer that its blocks have, too."""
 
 
 class SpanWriter:
-    """Turns :class:`Span` descriptions into OpenTelemetry spans.
+    """Decides on spans and hands them to the threads that send them.
 
-    The provider is looked up at the first span: vLLM sets one up in each of its processes when it is started with
-    ``--otlp-traces-endpoint``, or with ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``. Where there is none, the standard
-    ``OTEL_*`` variables are honoured.
+    The resource and the sampler are those of the process's tracer provider, which vLLM sets up in each of its processes
+    when it is started with ``--otlp-traces-endpoint``; where there is none, the standard ``OTEL_*`` variables are
+    honoured. Spans do not pass through that provider: it has no place for spans of blocks at a bearable cost, for ids
+    that were told to a peer before, for failures of traces that are not sampled, and it does not tell what it loses.
 
     Args:
-        common: Attributes of every span.
-        endpoint: vLLM's ``--otlp-traces-endpoint``. With several API servers vLLM does not set up a provider in the
-            engine's processes, and then one is set up here as vLLM would.
+        common: Attributes of every span that has no parent in this process.
+        settings: The user's settings.
+        endpoint: vLLM's ``--otlp-traces-endpoint``.
+        on_lost: Told how many spans were lost.
+        on_error: Told what went wrong with sending.
     """
 
-    def __init__(self, common: Attributes, endpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        common: Attributes,
+        settings: Settings,
+        endpoint: str | None,
+        on_lost: Callable[[int], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
         self._common = common
-        self._endpoint = endpoint
-        self._slow_until = 0.0
-        self._own_provider: TracerProvider | None = None
-        self._tracer: trace.Tracer | None = None
+        self._settings = settings
+        connects: list[Callable[[], Exporter]] = []
+        if settings.traces and is_configured(endpoint):
+            connects.append(partial(connect, endpoint))
+        if settings.traces and settings.trace_file:
+            path, size, count = Path(settings.trace_file), settings.trace_file_max_bytes, settings.trace_file_count
+            connects.append(partial(TraceFile, path, size, count))
+        self._senders = [SpanSender(connect, settings.queue_size, on_lost, on_error) for connect in connects]
+
+    @property
+    def is_exporting(self) -> bool:
+        """Whether spans go anywhere."""
+        return bool(self._senders)
+
+    @property
+    def makes_block_spans(self) -> bool:
+        """Whether sampled transfers get spans of blocks."""
+        return self.is_exporting and self._settings.block_spans != "off"
+
+    def new_context(self, parent: SpanContext | None, name: SpanName, kind: SpanKind) -> SpanContext:
+        """Ids for a span that begins; its sampling is decided now."""
+        # From the operating system: vLLM seeds Python's generator alike in every worker, so P and D would draw the same
+        # ids, and drawing would change what vLLM draws.
+        trace_id = parent.trace_id if parent is not None else 1 + secrets.randbelow(2**128 - 1)
+        around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
+        result = self._provider.sampler.should_sample(around, trace_id, name, kind)
+        flags = TraceFlags(TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT)
+        return SpanContext(trace_id, _new_span_id(), is_remote=False, trace_flags=flags, trace_state=result.trace_state)
 
     def write(self, span: Span) -> SpanContext | None:
-        """Record a span and its children; returns its context, or ``None`` where nothing exports spans."""
-        if self._tracer is None:
-            self._tracer = self._find_provider().get_tracer(SCOPE, __version__, schema_url=SCHEMA_URL)
-            # vLLM's provider has the SDK's generator.
-            if isinstance(self._tracer, Tracer):
-                self._tracer.id_generator = _SystemIdGenerator()
-        context = self._record(self._tracer, span, None, unix_offset_ns())
-        return context if context.is_valid else None
+        """Export a span with its children if its trace is sampled, or if it is to be kept.
 
-    def flush(self) -> None:
-        """Export what is buffered. It takes as long as the exporter takes."""
-        provider = self._own_provider or trace.get_tracer_provider()
-        if isinstance(provider, TracerProvider):
-            provider.force_flush()
+        Returns:
+            Its context; ``None`` where nothing exports spans.
+        """
+        if not self._senders:
+            return None
+        context = span.context or self.new_context(span.parent, span.name, span.kind)
+        attributes = dict(self._common)
+        if not context.trace_flags.sampled:
+            kept = self._reason_to_keep(span)
+            if kept is None:
+                return context
+            attributes[KEPT] = kept
+        items = list(self._tree(span, context, span.parent, attributes, unix_offset_ns()))
+        for sender in self._senders:
+            sender.add(items)
+        return context
 
-    def flush_if_quick(self) -> None:
-        """Export what is buffered, unless exporting took long lately: then it is left to the provider's own pace."""
-        started = time.monotonic()
-        if self._tracer is None or started < self._slow_until:
-            return
-        self.flush()
-        if time.monotonic() - started > _QUICK_SECONDS:
-            self._slow_until = time.monotonic() + _SLOW_PAUSE_SECONDS
+    def flush(self, timeout_seconds: float) -> bool:
+        """Export what is buffered; false if that took longer."""
+        return False not in [sender.flush(timeout_seconds) for sender in self._senders]
 
-    def close(self) -> None:
-        """Shut down the provider if it is ours; vLLM's is vLLM's."""
-        if self._own_provider is not None:
-            self._own_provider.shutdown()
+    def close(self, timeout_seconds: float) -> None:
+        """Export what is buffered, within the timeout, and nothing more."""
+        for sender in self._senders:
+            sender.close(timeout_seconds)
 
-    def _find_provider(self) -> trace.TracerProvider:
+    @cached_property
+    def _provider(self) -> TracerProvider:
         provider = trace.get_tracer_provider()
-        if not isinstance(provider, ProxyTracerProvider):
+        if isinstance(provider, TracerProvider):
             return provider
-        exporter = _exporter(self._endpoint)
-        if exporter is None:
-            return trace.NoOpTracerProvider()
-        resource = Resource.create({"vllm.process_id": str(os.getpid())})
         # Not made global: whether other code of this process is traced is not ours to decide.
-        self._own_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._own_provider.add_span_processor(BatchSpanProcessor(exporter))
-        return self._own_provider
+        resource = Resource.create({"vllm.process_id": str(os.getpid())})
+        return TracerProvider(resource=resource, shutdown_on_exit=False)
 
-    def _record(self, tracer: trace.Tracer, span: Span, parent: trace.Span | None, offset_ns: int) -> SpanContext:
-        attributes = {**self._common, **span.attributes} if parent is None else dict(span.attributes)
+    def _reason_to_keep(self, span: Span) -> Kept | None:
+        if not self._settings.keep_failed:
+            return None
+        if span.error is not None:
+            return Kept.FAILED
+        return Kept.SLOW if span.slow else None
+
+    def _tree(
+        self, span: Span, context: SpanContext, parent: SpanContext | None, attributes: dict[str, Any], offset_ns: int
+    ) -> Iterator[Item]:
+        attributes |= span.attributes
         if span.error is not None:
             attributes[ERROR_TYPE] = span.error.value
-        recording = tracer.start_span(
+        runs: list[Run] = []
+        if span.blocks is not None and context.trace_flags.sampled:
+            wanted = BlockDetail(self._settings.block_spans)
+            detail, runs = span.blocks.detail(wanted, self._settings.block_span_limit)
+            attributes[BLOCK_DETAIL] = detail
+        readable = ReadableSpan(
             span.name,
-            context=trace.set_span_in_context(parent) if parent is not None else None,
-            kind=span.kind,
+            context=context,
+            parent=parent,
+            resource=self._provider.resource,
             attributes=attributes,
+            events=[Event(event.name, event.attributes, offset_ns + event.at_ns) for event in span.events],
+            links=[Link(link) for link in span.links],
+            kind=span.kind,
+            instrumentation_scope=_SCOPE,
+            status=Status(StatusCode.ERROR, span.message) if span.error is not None else Status(),
             start_time=offset_ns + span.start_ns,
+            end_time=offset_ns + span.end_ns,
         )
-        for event in span.events:
-            recording.add_event(event.name, event.attributes, offset_ns + event.at_ns)
+        yield readable
+        if span.blocks is not None and runs:
+            size = attributes.get(TRANSFER_BYTES)
+            shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
+            spans = BlockSpans(readable, runs, attributes[BLOCK_DETAIL], span.blocks.by_region, shared, size)
+            yield from spans.slices(_SLICE_SPANS)
         for child in span.children:
-            self._record(tracer, child, recording, offset_ns)
-        if span.error is not None:
-            recording.set_status(Status(StatusCode.ERROR, span.message))
-        recording.end(offset_ns + span.end_ns)
-        return recording.get_span_context()
+            yield from self._tree(child, _child_of(context), context, {}, offset_ns)
+
+
+_SCOPE: Final = InstrumentationScope(SCOPE, __version__, SCHEMA_URL)
+
+
+def _new_span_id() -> int:
+    return 1 + secrets.randbelow(2**64 - 1)
+
+
+def _child_of(parent: SpanContext) -> SpanContext:
+    """Within one description, what is decided for the parent holds for its children."""
+    return SpanContext(parent.trace_id, _new_span_id(), False, parent.trace_flags, parent.trace_state)

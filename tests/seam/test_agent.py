@@ -30,7 +30,7 @@ def test_a_read(observed: Observed, make_pair: Any) -> None:
     assert updates["nixl_transfer_descriptors_total", "read"] == result.descCount
     assert updates["nixl_transfer_duration_seconds", "read", ""] == [result.xferDuration / 1e6]
     assert updates["nixl_transfers_in_flight", "read"] == 0
-    assert (observed.span("nixl.transfer").attributes or {})["nixl.transfer.size"] == 4 * BLOCK_BYTES
+    assert observed.span("nixl.transfer").attributes["nixl.transfer.size"] == 4 * BLOCK_BYTES
     assert table._transfers == {}
 
 

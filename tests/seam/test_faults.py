@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nixl_telemetry.operations import handshake, transfer
+from nixl_telemetry.operations import handshake, lease, receive, transfer
 from nixl_telemetry.seam import scheduler, worker
 from nixl_telemetry.seam.agent import AgentHooks
 from nixl_telemetry.signals.telemetry import guarded
@@ -19,7 +19,7 @@ from tests.support.peers import CLOCK, peer
 
 HOOKS = [
     (owner, name)
-    for module in (handshake, transfer, worker, scheduler)
+    for module in (handshake, transfer, receive, lease, worker, scheduler)
     for owner in vars(module).values()
     if inspect.isclass(owner) and owner.__module__ == module.__name__
     for name, value in vars(owner).items()

@@ -8,16 +8,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals import traces
 from nixl_telemetry.signals.logger import LOGGER_NAME
 from nixl_telemetry.signals.metrics import label_values
 from nixl_telemetry.signals.semconv import TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
+from nixl_telemetry.testbed import ReceivedSpan
+from nixl_telemetry.testbed.otlp_spans import decode
+
+
+@dataclass
+class Collector:
+    """What the process exports its spans to."""
+
+    requests: list[ExportTraceServiceRequest] = field(default_factory=list)
+
+    def send(self, request: ExportTraceServiceRequest) -> None:
+        """Keep a batch."""
+        self.requests.append(request)
+
+    def shutdown(self) -> None:
+        """Nothing is open."""
+
+    def spans(self) -> list[ReceivedSpan]:
+        """The spans that came, parents before their children."""
+        return [span for request in self.requests for span in decode(request)]
 
 
 @dataclass
@@ -25,19 +43,20 @@ class Observed:
     """A hub and what came out of it."""
 
     telemetry: Telemetry
-    exporter: InMemorySpanExporter
+    collector: Collector
     lines: list[logging.LogRecord] = field(default_factory=list)
 
     def settle(self) -> None:
         """Wait until all that was handed over is exported."""
         assert self.telemetry._export.run(lambda: None, 5)
+        assert self.telemetry.spans.flush(5)
 
-    def spans(self) -> list[ReadableSpan]:
-        """The exported spans, children before their parents."""
+    def spans(self) -> list[ReceivedSpan]:
+        """The exported spans, parents before their children."""
         self.settle()
-        return list(self.exporter.get_finished_spans())
+        return self.collector.spans()
 
-    def span(self, name: str) -> ReadableSpan:
+    def span(self, name: str) -> ReceivedSpan:
         """The only span of this name."""
         (span,) = [span for span in self.spans() if span.name == name]
         return span
@@ -67,20 +86,19 @@ class Collect(logging.Handler):
 
 
 @pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What the process's tracer provider exports to."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
-    return exporter
+def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+    """What every hub of this process exports to."""
+    collector = Collector()
+    monkeypatch.setattr(traces, "is_configured", lambda endpoint: True)
+    monkeypatch.setattr(traces, "connect", lambda endpoint: collector)
+    return collector
 
 
 @pytest.fixture
-def observed(exporter: InMemorySpanExporter) -> Iterator[Observed]:
+def observed(collector: Collector) -> Iterator[Observed]:
     """A hub of a pull connector."""
     telemetry = Telemetry(Settings.load({}, {}), TransferMode.PULL, {"nixl.engine.id": "here"})
-    observed = Observed(telemetry, exporter)
+    observed = Observed(telemetry, collector)
     handler = Collect(observed.lines)
     logger = logging.getLogger(LOGGER_NAME)
     level = logger.level

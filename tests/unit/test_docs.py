@@ -10,19 +10,21 @@ from types import SimpleNamespace
 from typing import Final
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 
 from nixl_telemetry.compat.factors import digest
 from nixl_telemetry.compat.statement import Geometry
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.handshake import Failure, Handshake
+from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.operations.receive import Origin, ReceiveTable
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import AUTO_VARIABLE, Settings, variable_of
 from nixl_telemetry.signals.catalogue import CATALOGUE
-from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, SpanName
+from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, SpanName, TransferMode
+from nixl_telemetry.testbed import ReceivedSpan
 from tests.support.observed import Observed
 from tests.support.statements import exchanged, factors, statement
 from tools import generate_docs
@@ -78,9 +80,9 @@ def test_every_metric_with_an_open_label_set_says_so_in_its_help() -> None:
 CONFLICT: Final = ModeConflict(ConflictSource.PARAMS, "pull", "push")
 
 
-def keys(span: ReadableSpan) -> set[str]:
+def keys(span: ReceivedSpan) -> set[str]:
     """A span's own attributes, with the factors as one."""
-    own = set(span.attributes or {}) - {"nixl.engine.id"}
+    own = set(span.attributes) - {"nixl.engine.id"}
     return {re.sub(r"^(nixl\.(?:remote\.)?compat\.factor\.).*", r"\1", name) for name in own}
 
 
@@ -120,7 +122,39 @@ def test_attributes_of_a_transfer(observed: Observed, failed: bool) -> None:
         table.done(handle, SimpleNamespace(xferDuration=1, postDuration=1, totalBytes=1, descCount=1))
 
     missing = ("TRANSFER_BYTES", "TRANSFER_DURATION", "TRANSFER_POST_DURATION") if failed else ()
-    check(observed, {SpanName.TRANSFER}, failed=failed, missing=set(map(generate_docs.attribute, missing)))
+    check(observed, {SpanName.TRANSFER}, failed=failed, missing=names(*missing))
+    # Of a block's own attributes some exclude each other.
+    absent = ("BLOCK_REGION", "BLOCK_COUNT", "TRANSFER_MODE", *(["BLOCK_SIZE"] if failed else []))
+    check(observed, {SpanName.BLOCK}, failed=failed, missing=names(*absent))
+
+
+@pytest.mark.parametrize("mode", list(TransferMode))
+@pytest.mark.parametrize("failed", [False, True])
+def test_attributes_of_a_receive(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch, mode: TransferMode, failed: bool
+) -> None:
+    """The same; each mode has phases of its own."""
+    monkeypatch.setattr(observed.telemetry, "mode", mode)
+    receives = ReceiveTable(observed.telemetry)
+    receives.start("r", "s", Peer("e", "h", 1), 1, Origin())
+    receives.finish(["r"], ["r"] if failed else [])
+
+    absent = (
+        ("RECEIVE_POST_DURATION", "RECEIVE_TRANSFER_DURATION", "RECEIVE_OBSERVATION_DELAY")
+        if mode is TransferMode.PUSH
+        else ("RECEIVE_REMOTE_DURATION",)
+    )
+    check(observed, {SpanName.RECEIVE}, failed=failed, missing=names(*absent))
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_attributes_of_a_lease(observed: Observed, expired: bool) -> None:
+    """The same."""
+    leases = LeaseTable(observed.telemetry)
+    leases.open("r", 1, None)
+    leases.close(["r"], ["r"] if expired else [])
+
+    check(observed, {SpanName.LEASE}, failed=expired)
 
 
 def test_attributes_of_the_hash(observed: Observed) -> None:
@@ -139,20 +173,25 @@ def test_attributes_of_the_hash(observed: Observed) -> None:
     check(observed, {SpanName.COMPAT_HASH}, failed=False)
 
 
+def names(*constants: str) -> set[str]:
+    """The attributes of constants."""
+    return set(map(generate_docs.attribute, constants))
+
+
 def check(
-    observed: Observed, names: set[SpanName], *, failed: bool, missing: frozenset[str] | set[str] = frozenset()
+    observed: Observed, expected: set[SpanName], *, failed: bool, missing: frozenset[str] | set[str] = frozenset()
 ) -> None:
     """Hold what was exported against the page."""
     spans = {span.name: span for span in observed.spans()}
-    assert set(spans) >= names
-    for name in names:
+    assert set(spans) >= expected
+    for name in expected:
         span, doc = spans[name], generate_docs.SPANS[name]
         assert keys(span) == documented(name, failed=failed) - missing
-        assert doc.kind.split(",")[0] == span.kind.name.lower()
+        assert doc.kind.split(",")[0] == span.kind.lower()
         assert {event.name for event in span.events} == set(doc.events)
         for event in span.events:
             wanted = map(generate_docs.attribute, generate_docs.SPAN_EVENTS[EventName(event.name)])
-            assert set(event.attributes or {}) == set(wanted)
+            assert set(event.attributes) == set(wanted)
 
 
 def test_common_attributes_are_those_of_the_connector() -> None:

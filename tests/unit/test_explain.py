@@ -13,7 +13,8 @@ from nixl_telemetry.cli.explain import FORMAT, Mismatch, explain, find, told_in
 from nixl_telemetry.compat.factors import digest
 from nixl_telemetry.compat.instance import Instance, Origin
 from nixl_telemetry.operations.compatibility import factor_attribute
-from nixl_telemetry.signals.description import AttributeValue, LogLine
+from nixl_telemetry.signals.attributes import AttributeValue
+from nixl_telemetry.signals.description import LogLine
 from nixl_telemetry.signals.logs import LogWriter
 from nixl_telemetry.signals.semconv import EventName
 from tests.support.commands import output, refused, run

@@ -1,41 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Spans: ids, clocks, and which exporter the standard variables ask for."""
+"""Spans: ids, clocks, sampling, and which exporter the standard variables ask for."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import ProxyTracerProvider, SpanKind
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from nixl_telemetry import __version__
-from nixl_telemetry.signals import traces
+from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals import exporters
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, Span
-from nixl_telemetry.signals.semconv import SpanName
+from nixl_telemetry.signals.exporters import GrpcExporter, HttpExporter
+from nixl_telemetry.signals.semconv import ErrorType, SpanName
 from nixl_telemetry.signals.traces import SpanWriter
-from tests.support.observed import Observed
+from tests.support.observed import Collector, Observed
 from tests.support.peers import wait_until
 
+Writer = Callable[..., SpanWriter]
 
-def span(*children: Span, start_ns: int = 0) -> Span:
+
+@pytest.fixture
+def writer(collector: Collector) -> Writer:
+    """Makes span writers that export to the collector."""
+
+    def make(**settings: Any) -> SpanWriter:
+        return SpanWriter(
+            {},
+            Settings.load({"telemetry": settings}, {}),
+            None,
+            lambda count: None,
+            lambda error: pytest.fail(str(error)),
+        )
+
+    return make
+
+
+def span(*children: Span, start_ns: int = 0, seconds: float = 1, **fields: Any) -> Span:
     """A span of a second."""
     start = start_ns or now_ns()
-    return Span(SpanName.HANDSHAKE, SpanKind.CLIENT, start, start + 1_000_000_000, children=children)
+    end = start + int(seconds * 1e9)
+    return Span(SpanName.HANDSHAKE, SpanKind.CLIENT, start, end, children=children, **fields)
 
 
-def test_ids_do_not_come_from_the_global_generator(exporter: InMemorySpanExporter) -> None:
+def context(*, sampled: bool) -> SpanContext:
+    """A caller's."""
+    return SpanContext(0xABC, 0xDEF, True, TraceFlags(1 if sampled else 0))
+
+
+def test_ids_do_not_come_from_the_global_generator(writer: Writer) -> None:
     """vLLM seeds it alike in every worker: P and D would have the same ids, and drawing would change its draws."""
     ids = []
     for _ in range(2):
         random.seed(0)
-        context = SpanWriter({}).write(span())
-        assert context is not None
-        ids.append((context.trace_id, context.span_id))
+        written = writer().write(span())
+        assert written is not None
+        ids.append((written.trace_id, written.span_id))
         drawn = random.random()
         random.seed(0)
         assert drawn == random.random()
@@ -43,28 +70,103 @@ def test_ids_do_not_come_from_the_global_generator(exporter: InMemorySpanExporte
     assert ids[0] != ids[1]
 
 
-def test_a_clock_step_does_not_tear_a_tree(exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_step_does_not_tear_a_tree(
+    writer: Writer, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wall clock jumps with every look at it; durations and nesting stay."""
     wall = iter(range(10**18, 2 * 10**18, 3_600 * 10**9))
     monkeypatch.setattr("time.time_ns", lambda: next(wall))
     start = now_ns()
+    tree = writer()
 
-    SpanWriter({}).write(span(span(start_ns=start), start_ns=start))
+    tree.write(span(span(start_ns=start), start_ns=start))
 
-    child, parent = exporter.get_finished_spans()
-    assert (child.start_time, child.end_time) == (parent.start_time, parent.end_time)
-    assert (parent.end_time or 0) - (parent.start_time or 0) == 1_000_000_000
+    assert tree.flush(5)
+    parent, child = collector.spans()
+    assert (child.start_ns, child.end_ns) == (parent.start_ns, parent.end_ns)
+    assert parent.end_ns - parent.start_ns == 1_000_000_000
+    assert child.parent_span_id == parent.span_id
 
 
-def test_scope(exporter: InMemorySpanExporter) -> None:
-    """Name, version and schema of the instrumentation."""
-    SpanWriter({}).write(span())
+def test_scope_and_resource(writer: Writer, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, version and schema of the instrumentation; the resource is that of the process's provider."""
+    provider = TracerProvider(resource=Resource({"service.name": "vllm"}), shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    one = writer()
+    one.write(span())
 
-    (finished,) = exporter.get_finished_spans()
-    scope = finished.instrumentation_scope
-    assert scope is not None
-    assert (scope.name, scope.version) == ("nixl_telemetry", __version__)
-    assert str(scope.schema_url).startswith("https://opentelemetry.io/schemas/")
+    assert one.flush(5)
+    (sent,) = collector.spans()
+    assert (sent.scope.name, sent.scope.version) == ("nixl_telemetry", __version__)
+    assert sent.scope.schema_url.startswith("https://opentelemetry.io/schemas/")
+    assert sent.resource == {"service.name": "vllm"}
+
+
+def test_parent_and_links(writer: Writer, collector: Collector) -> None:
+    """A span goes on in its caller's trace, and points at others."""
+    one = writer()
+    mine = one.new_context(context(sampled=True), SpanName.RECEIVE, SpanKind.CONSUMER)
+    one.write(span(context=mine, parent=context(sampled=True), links=(context(sampled=True),)))
+
+    assert one.flush(5)
+    (sent,) = collector.spans()
+    assert (sent.trace_id, sent.parent_span_id) == (f"{0xABC:032x}", f"{0xDEF:016x}")
+    assert sent.span_id == f"{mine.span_id:016x}"
+    assert [(link.trace_id, link.span_id) for link in sent.links] == [(f"{0xABC:032x}", f"{0xDEF:016x}")]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "fields", "settings", "kept"),
+    [
+        (True, {}, {}, ""),
+        (False, {}, {}, None),
+        (False, {"error": ErrorType.TIMEOUT}, {}, "failed"),
+        (False, {"slow": True}, {}, "slow"),
+        (False, {"slow": True, "error": ErrorType.TIMEOUT}, {}, "failed"),
+        (False, {"error": ErrorType.TIMEOUT}, {"keep_failed": False}, None),
+    ],
+)
+def test_sampling_follows_the_caller_and_keeps_failures(
+    writer: Writer, collector: Collector, sampled: bool, fields: Any, settings: Any, kept: str | None
+) -> None:
+    """What was not sampled is exported only if it failed or was slow, and says why."""
+    one = writer(**settings)
+    one.write(span(parent=context(sampled=sampled), **fields))
+
+    assert one.flush(5)
+    assert [sent.attributes.get("nixl.kept", "") for sent in collector.spans()] == ([] if kept is None else [kept])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "parent", "expected"),
+    [
+        ("", "", None, True),
+        ("always_off", "", None, False),
+        ("always_off", "", True, False),
+        ("parentbased_always_off", "", True, True),
+        ("parentbased_traceidratio", "0", None, False),
+        ("traceidratio", "1", False, True),
+    ],
+)
+def test_the_standard_samplers(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, sampler: str, argument: str, parent: bool | None, expected: bool
+) -> None:
+    """As OTEL_TRACES_SAMPLER says, where no provider was set up."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler or "parentbased_always_on")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", argument)
+    caller = None if parent is None else context(sampled=parent)
+
+    made = writer().new_context(caller, SpanName.LEASE, SpanKind.PRODUCER)
+
+    assert bool(made.trace_flags.sampled) is expected
+
+
+def test_the_provider_s_sampler(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's provider decides, where there is one."""
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+
+    assert not writer().new_context(None, SpanName.LEASE, SpanKind.PRODUCER).trace_flags.sampled
 
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
@@ -91,10 +193,10 @@ def test_exporter_of_the_environment(environ: dict[str, str], expected: Any, mon
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
 
-    exporter = traces._exporter(None)
-
-    assert (exporter is None) if expected is None else isinstance(exporter, expected)
-    if exporter is not None:
+    assert exporters.is_configured(None) is (expected is not None)
+    if expected is not None:
+        exporter = exporters.connect(None)
+        assert type(exporter) is expected
         exporter.shutdown()
 
 
@@ -102,41 +204,25 @@ def test_vllm_s_endpoint_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several API servers vLLM leaves the engine's processes without a provider; it reads this variable only."""
     for name, value in {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}.items():
         monkeypatch.setenv(name, value)
-    assert isinstance(traces._exporter("http://127.0.0.1:2"), GrpcExporter)
+    assert isinstance(exporters.connect("http://127.0.0.1:2"), GrpcExporter)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
 
-    exporter = traces._exporter("http://127.0.0.1:2/v1/traces")
+    exporter = exporters.connect("http://127.0.0.1:2/v1/traces")
 
     assert isinstance(exporter, HttpExporter)
     assert exporter._endpoint == "http://127.0.0.1:2/v1/traces"
 
 
-def test_spans_leave_as_soon_as_nothing_follows(
-    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, observed: Observed
-) -> None:
-    """vLLM kills its workers too early for an export at exit, and the SDK's pace is 5 s."""
-    flushed: list[str] = []
-    monkeypatch.setattr(SpanWriter, "flush", lambda self: flushed.append("flush"))
+def test_spans_leave_as_soon_as_nothing_follows(observed: Observed) -> None:
+    """vLLM kills its workers too early for an export at exit."""
     observed.telemetry.emit(lambda: Description(span()))
 
-    assert wait_until(lambda: flushed == ["flush"], 5)
+    assert wait_until(lambda: len(observed.collector.spans()) == 1, 2)
 
 
-def test_a_slow_exporter_is_left_to_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log lines wait behind a flush, so one that hangs is not asked again soon."""
-    monkeypatch.setattr(traces, "_QUICK_SECONDS", 0.0)
-    writer = SpanWriter({})
-    writer._tracer = trace.NoOpTracer()
-    flushed: list[str] = []
-    monkeypatch.setattr(writer, "flush", lambda: flushed.append("flush"))
-    for _ in range(3):
-        writer.flush_if_quick()
-
-    assert flushed == ["flush"]
-
-
-def test_without_an_exporter_there_is_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_exporter_there_is_no_span() -> None:
     """And no thread for one."""
-    monkeypatch.setattr(trace, "get_tracer_provider", ProxyTracerProvider)
+    one = SpanWriter({}, Settings.load({}, {}), None, lambda count: None, lambda error: None)
 
-    assert SpanWriter({}).write(span()) is None
+    assert one.write(span()) is None
+    assert not one.is_exporting

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from nixl_telemetry.connectors import *  # noqa: F403
-from nixl_telemetry.operations import handshake, transfer
+from nixl_telemetry.operations import handshake, lease, receive, transfer
 from nixl_telemetry.seam import scheduler, worker
 from nixl_telemetry.signals.telemetry import guarded
 
@@ -22,7 +22,7 @@ def _raising(name: str) -> Any:
     return guarded(raises)
 
 
-for module in (handshake, transfer, worker, scheduler):
+for module in (handshake, transfer, receive, lease, worker, scheduler):
     for owner in list(vars(module).values()):
         if inspect.isclass(owner) and owner.__module__ == module.__name__:
             for name, value in list(vars(owner).items()):

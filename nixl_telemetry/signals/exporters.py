@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Where encoded spans go: OpenTelemetry's own OTLP exporters, which know endpoints, headers, TLS and retries."""
+
+import os
+from typing import Any, Protocol
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as SdkGrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as SdkHttpExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+
+class ExportError(Exception):
+    """A batch was not taken; OpenTelemetry's log lines say why."""
+
+
+class Exporter(Protocol):
+    """Takes encoded spans."""
+
+    def send(self, request: ExportTraceServiceRequest) -> None:
+        """Send one batch. May take long, and may raise anything, after which the batch is lost."""
+
+    def shutdown(self) -> None:
+        """Send nothing more; ends a call of :meth:`send` that is waiting to try again."""
+
+
+class GrpcExporter(SdkGrpcExporter):
+    """Sends by gRPC. The SDK's exporter takes spans of the SDK; from its encoding on, this is the same one."""
+
+    def send(self, request: ExportTraceServiceRequest) -> None:
+        """Send one batch.
+
+        Raises:
+            ExportError: It is lost.
+        """
+        _check(self._export(request) is SpanExportResult.SUCCESS)
+
+    def _translate_data(self, data: Any) -> ExportTraceServiceRequest:
+        return data  # type: ignore[no-any-return]
+
+    def _count_data(self, data: Any) -> int:
+        return span_count(data)
+
+
+class HttpExporter(SdkHttpExporter):
+    """Sends by HTTP with protobuf; otherwise as :class:`GrpcExporter`."""
+
+    def send(self, request: ExportTraceServiceRequest) -> None:
+        """Send one batch.
+
+        Raises:
+            ExportError: It is lost.
+        """
+        data = request.SerializeToString()
+        client = getattr(self, "_client", None)
+        # Older exporters of OpenTelemetry are their own client, and their answer is that of ``requests``.
+        _check(client.export(data).success if client is not None else self._export(data).ok)  # type: ignore[attr-defined]
+
+
+def span_count(request: ExportTraceServiceRequest) -> int:
+    """How many spans are in a batch."""
+    return sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+
+
+def is_configured(endpoint: str | None) -> bool:
+    """Whether spans are to be exported: to vLLM's endpoint, or as the ``OTEL_*`` variables ask.
+
+    Without an endpoint they are not: the SDK's default would send to a port of this host that nobody asked for.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (endpoint or _configured("ENDPOINT")):
+        return False
+    wanted = {name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")}
+    return bool(wanted & {"otlp", "otlp_proto_grpc", "otlp_proto_http"})
+
+
+def connect(endpoint: str | None) -> Exporter:
+    """The exporter for vLLM's endpoint, or else the one that the ``OTEL_*`` variables ask for."""
+    # gRPC by default, as in vLLM; for its own endpoint vLLM reads one variable only.
+    variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    protocol = os.environ.get(variable, "grpc") if endpoint else _configured("PROTOCOL", "grpc")
+    if protocol == "grpc":
+        return GrpcExporter(endpoint=endpoint, insecure=True) if endpoint else GrpcExporter()
+    return HttpExporter(endpoint=endpoint)
+
+
+def _check(sent: bool) -> None:
+    if not sent:
+        raise ExportError("a batch of spans was not taken")
+
+
+def _configured(name: str, default: str = "") -> str:
+    """A standard variable's value for traces, or else for all signals."""
+    return (
+        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+    )

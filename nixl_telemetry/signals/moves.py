@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Which blocks a transfer moved from where to where."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from nixl_telemetry.signals.semconv import BlockDetail
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """The blocks of one transfer. The lists are vLLM's, and are read only.
+
+    Args:
+        local: Block ids of this instance, for each KV cache group (or region).
+        remote: Those of the peer, in the same order.
+        by_region: Whether the lists are of regions.
+    """
+
+    local: Sequence[Sequence[int]]
+    remote: Sequence[Sequence[int]]
+    by_region: bool = False
+
+    def __len__(self) -> int:
+        return sum(map(len, self.local))
+
+    def detail(self, wanted: BlockDetail, limit: int) -> tuple[BlockDetail, list["Run"]]:
+        """What to make spans of: each block, or runs where there are more blocks than the limit (if it is not 0)."""
+        if wanted is BlockDetail.EACH and (len(self) <= limit or not limit):
+            return BlockDetail.EACH, list(self.each())
+        return BlockDetail.RUNS, list(self.runs())
+
+    def each(self) -> Iterator["Run"]:
+        """Every block."""
+        for group, pair in enumerate(zip(self.local, self.remote, strict=False)):
+            for local, remote in zip(*pair, strict=False):
+                yield Run(group, int(local), int(remote), 1)
+
+    def runs(self) -> Iterator["Run"]:
+        """Blocks that are neighbours in both instances, together."""
+        current: Run | None = None
+        for block in self.each():
+            if current is not None and block[:3] == (
+                current.group,
+                current.local + current.length,
+                current.remote + current.length,
+            ):
+                current = current._replace(length=current.length + 1)
+                continue
+            if current is not None:
+                yield current
+            current = block
+        if current is not None:
+            yield current
+
+
+class Run(NamedTuple):
+    """Neighbouring blocks, or one."""
+
+    group: int
+    local: int
+    remote: int
+    length: int
+
+
+class BlockBudget:
+    """Bounds the block ids that wait for the export thread: they are references into vLLM's lists, not copies."""
+
+    LIMIT: Final = 500_000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+
+    def take(self, count: int) -> bool:
+        """Reserve so many; false if there is no room. Held for nanoseconds, the lock is never waited for."""
+        with self._lock:
+            if self._taken + count > self.LIMIT:
+                return False
+            self._taken += count
+            return True
+
+    def give_back(self, count: int) -> None:
+        """They were described, or dropped."""
+        with self._lock:
+            self._taken -= count

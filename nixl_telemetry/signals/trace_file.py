@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Spans as lines of OTLP JSON in a file, for where there is no collector. Several processes may write the same file."""
+
+import base64
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+_ID_KEYS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
+
+
+class TraceFile:
+    """Appends batches of spans; the newest are in the file itself, older ones in ``FILE.1``, ``FILE.2`` and so on.
+
+    Args:
+        path: The file. Its folder is made if missing.
+        max_bytes: A file that has grown so large is followed by a new one.
+        count: Files that are kept, the newest included.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, count: int) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._count = count
+
+    def send(self, request: ExportTraceServiceRequest) -> None:
+        """Append a batch as one line.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        line = json.dumps(_hex_ids(MessageToDict(request)), separators=(",", ":")) + "\n"
+        with self._locked() as descriptor:
+            remaining = memoryview(line.encode())
+            while remaining:
+                remaining = remaining[os.write(descriptor, remaining) :]
+
+    def shutdown(self) -> None:
+        """Nothing is open between batches."""
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """The file, opened at its end and locked against other processes; the next file where it is full."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # Another process may have moved it away while this one waited.
+                if not self._is_current(descriptor):
+                    continue
+                if os.fstat(descriptor).st_size >= self._max_bytes:
+                    self._rotate()
+                    continue
+                yield descriptor
+                return
+            finally:
+                os.close(descriptor)
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _rotate(self) -> None:
+        names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, self._count))]
+        if self._count == 1:
+            self._path.unlink()
+        for older, newer in reversed(list(zip(names[1:], names, strict=False))):
+            if newer.exists():
+                newer.replace(older)
+
+
+def _hex_ids(value: Any) -> Any:
+    """OTLP's JSON has ids in hex, protobuf's in base64."""
+    if isinstance(value, dict):
+        return {
+            key: base64.b64decode(item).hex() if key in _ID_KEYS and isinstance(item, str) else _hex_ids(item)
+            for key, item in value.items()
+        }
+    return [_hex_ids(item) for item in value] if isinstance(value, list) else value
