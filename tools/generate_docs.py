@@ -133,6 +133,36 @@ SPANS: Final = {
         ("ERROR_TYPE",),
         (EventName.MODE_CONFLICT,),
     ),
+    SpanName.RECEIVE: SpanDoc(
+        "consumer",
+        "A request whose KV the decode instance gets: from its arrival at the connector until its KV is there.",
+        (
+            "REQUEST_ID",
+            "REMOTE_REQUEST_ID",
+            "REMOTE_ENGINE_ID",
+            "SERVER_ADDRESS",
+            "SERVER_PORT",
+            "RECEIVE_HANDSHAKE_DURATION",
+            "RECEIVE_QUEUE_DURATION",
+            "RECEIVE_POST_DURATION",
+            "RECEIVE_TRANSFER_DURATION",
+            "RECEIVE_OBSERVATION_DELAY",
+            "RECEIVE_REMOTE_DURATION",
+            "RECEIVE_NOTIFICATION_DURATION",
+        ),
+        ("ERROR_TYPE",),
+    ),
+    SpanName.BLOCK: SpanDoc(
+        "internal, child of `nixl.transfer`",
+        "One block of a transfer, with the times of the transfer.",
+        ("BLOCK_GROUP", "BLOCK_LOCAL_ID", "BLOCK_REMOTE_ID", "BLOCK_SIZE", "BLOCK_COUNT"),
+    ),
+    SpanName.LEASE: SpanDoc(
+        "producer",
+        "Blocks that the prefill instance holds for a peer: until it has them, or until the lease expires.",
+        ("REQUEST_ID", "LEASE_BLOCKS", "LEASE_OUTCOME"),
+        ("ERROR_TYPE",),
+    ),
 }
 
 LOG_EVENTS: Final = {

@@ -85,6 +85,37 @@ TRANSFER_OBSERVATION_DELAY: Final = "nixl.transfer.observation_delay"
 """float, seconds; gap between the last poll that saw it in progress (or the post) and the poll that saw it done.
 The transfer ended somewhere in this gap."""
 
+RECEIVE_HANDSHAKE_DURATION: Final = "nixl.receive.handshake.duration"
+"""float, seconds; time that the request waited for a handshake with its peer. Absent where none was needed."""
+RECEIVE_QUEUE_DURATION: Final = "nixl.receive.queue.duration"
+"""float, seconds; time that the request waited to be taken up."""
+RECEIVE_POST_DURATION: Final = "nixl.receive.post.duration"
+"""float, seconds; time that posting its transfers took."""
+RECEIVE_TRANSFER_DURATION: Final = "nixl.receive.transfer.duration"
+"""float, seconds; time from the first post to the poll that saw the last of its transfers done."""
+RECEIVE_OBSERVATION_DELAY: Final = "nixl.receive.observation_delay"
+"""float, seconds; gap between the last poll that saw it in progress and the poll that saw it done."""
+RECEIVE_REMOTE_DURATION: Final = "nixl.receive.remote.duration"
+"""float, seconds; time that the peer needed until its blocks had arrived, where the peer moves them."""
+RECEIVE_NOTIFICATION_DURATION: Final = "nixl.receive.notification.duration"
+"""float, seconds; time that notifying the peer took."""
+
+BLOCK_LOCAL_ID: Final = "nixl.block.local.id"
+"""int; id of a block in this engine."""
+BLOCK_REMOTE_ID: Final = "nixl.block.remote.id"
+"""int; id of the same block in the peer's engine."""
+BLOCK_GROUP: Final = "nixl.block.group"
+"""int; index of the KV cache group that a block belongs to."""
+BLOCK_SIZE: Final = "nixl.block.size"
+"""int, bytes; size of a block, over all regions of memory."""
+BLOCK_COUNT: Final = "nixl.block.count"
+"""int; blocks that a span stands for, where it is more than one."""
+
+LEASE_BLOCKS: Final = "nixl.lease.block.count"
+"""int; KV cache blocks that were held for a peer."""
+LEASE_OUTCOME: Final = "nixl.lease.outcome"
+"""string; how a lease ended: ``released`` or ``expired``."""
+
 MODE_CONFLICT_SOURCE: Final = "nixl.mode_conflict.source"
 """string; a :class:`ConflictSource`."""
 MODE_CONFLICT_EXPECTED: Final = "nixl.mode_conflict.expected"
@@ -102,6 +133,9 @@ class SpanName(StrEnum):
     HANDSHAKE_COMPAT = "nixl.handshake.compat"
     HANDSHAKE_REGISTER = "nixl.handshake.register"
     TRANSFER = "nixl.transfer"
+    RECEIVE = "nixl.receive"
+    BLOCK = "nixl.block"
+    LEASE = "nixl.lease"
 
 
 class EventName(StrEnum):
