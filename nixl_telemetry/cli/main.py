@@ -11,6 +11,7 @@ from nixl_telemetry.cli.demo.command import demo
 from nixl_telemetry.cli.explain import explain
 from nixl_telemetry.cli.factors import factors
 from nixl_telemetry.cli.probe import probe
+from nixl_telemetry.cli.trace import command as trace
 
 app = typer.Typer(help="Observability for vLLM's NIXL connectors.", no_args_is_help=True, add_completion=False)
 
@@ -31,3 +32,4 @@ def main(
 for command in (probe, check, explain, factors, demo):
     app.command()(command)
 app.add_typer(audit.app, name="audit")
+app.add_typer(trace.app, name="trace")

@@ -8,6 +8,7 @@ processes, bound to loopback, and none outlives the process that started it.
 
 from nixl_telemetry.testbed.black_hole import BlackHole
 from nixl_telemetry.testbed.client import MODEL_NAME, Completion, complete
+from nixl_telemetry.testbed.collector import Collector
 from nixl_telemetry.testbed.errors import (
     HttpStatusError,
     MissingProgramError,
@@ -34,6 +35,7 @@ __all__ = [
     "MODEL_NAME",
     "PRODUCER",
     "BlackHole",
+    "Collector",
     "Completion",
     "DisaggregatedCompletion",
     "Event",

@@ -5,6 +5,7 @@
 import ctypes
 import importlib.abc
 import importlib.machinery
+import json
 import multiprocessing
 import os
 import platform
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 _POLL_SECONDS = 1e-3
 _POLL_MICROSECONDS = 1000
@@ -35,14 +36,50 @@ def _share_the_cores() -> None:
     ``sched_yield`` there moves the caller behind everybody else in virtual time. A short sleep gives the core away.
     """
     os.sched_yield = _sleep_instead
-    sys.meta_path.insert(0, _NixlImport())
+    _change_nixl(_wait_for_events)
 
 
-class _NixlImport(importlib.abc.MetaPathFinder):
-    """Lets NIXL's progress thread wait for events instead of asking without a pause, which takes most of a core.
+def _wait_for_events(api: ModuleType) -> None:
+    """Let NIXL's progress thread wait for events instead of asking without a pause, which takes most of a core.
 
     NIXL's Python API sets the pause to zero and offers no other way; so each agent's config is changed on its way.
     """
+    bindings = api.nixlBind
+    make_agent = bindings.nixlAgent
+
+    def make_patient_agent(name: str, config: Any) -> Any:
+        config.pthrDelay = _POLL_MICROSECONDS
+        return make_agent(name, config)
+
+    bindings.nixlAgent = make_patient_agent
+
+
+def _record_transfers(api: ModuleType) -> None:
+    """Write down each transfer that NIXL is asked for: what the suite reports is held against it.
+
+    One line of JSON each: the operation and the indices of the local and the remote descriptors.
+    """
+    prepare = api.nixl_agent.make_prepped_xfer
+
+    def prepare_and_record(self: Any, operation: str, *arguments: Any, **named: Any) -> Any:
+        _, local_indices, _, remote_indices, *_ = arguments
+        moved = [operation, list(map(int, local_indices)), list(map(int, remote_indices))]
+        with open(os.environ["NIXLTEL_TESTBED_RECORD"], "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(moved) + "\n")
+        return prepare(self, operation, *arguments, **named)
+
+    api.nixl_agent.make_prepped_xfer = prepare_and_record
+
+
+def _change_nixl(change: Callable[[ModuleType], None]) -> None:
+    """Change NIXL's Python API when it is imported."""
+    if not _NixlImport.changes:
+        sys.meta_path.insert(0, _NixlImport())
+    _NixlImport.changes.append(change)
+
+
+class _NixlImport(importlib.abc.MetaPathFinder):
+    changes: ClassVar[list[Callable[[ModuleType], None]]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
@@ -56,14 +93,8 @@ class _NixlImport(importlib.abc.MetaPathFinder):
 
         def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            bindings = module.nixlBind
-            make_agent = bindings.nixlAgent
-
-            def make_patient_agent(name: str, config: Any) -> Any:
-                config.pthrDelay = _POLL_MICROSECONDS
-                return make_agent(name, config)
-
-            bindings.nixlAgent = make_patient_agent
+            for change in self.changes:
+                change(module)
 
         spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
@@ -95,5 +126,7 @@ def _fork_instead_of_spawn() -> None:
 _ask_for_amx()
 if os.environ.get("NIXLTEL_TESTBED_POLITE") == "1":
     _share_the_cores()
+if "NIXLTEL_TESTBED_RECORD" in os.environ:
+    _change_nixl(_record_transfers)
 if os.environ.get("NIXLTEL_TESTBED_FORK") == "1":
     _fork_instead_of_spawn()

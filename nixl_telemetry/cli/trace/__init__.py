@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""`nixl-telemetry trace`: requests across prefill and decode, from the files that instances write."""

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""``nixl-telemetry trace show``: what to show, where to, and what to say beside it."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from nixl_telemetry.cli.output import CommandError, failing
+from nixl_telemetry.cli.trace import selection
+from nixl_telemetry.cli.trace.page import page
+from nixl_telemetry.cli.trace.reading import TraceFiles, open_files
+from nixl_telemetry.cli.trace.selection import Loaded, Selection, Survey, linked, load, survey
+from nixl_telemetry.cli.trace.terminal import Terminal
+from nixl_telemetry.cli.trace.waterfall import CLOCKS, Figure, counted, layout
+
+app = typer.Typer(help="Follow requests across prefill and decode.", no_args_is_help=True)
+
+_LINKED: Final = 20
+"""Linked traces that are drawn."""
+
+
+@app.command()
+def show(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Files that instances write (trace_file), of one instance or of several. Those that they were "
+            "rotated to, FILE.1 and so on, are read too.",
+            show_default=False,
+        ),
+    ],
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="Draw the request with this in its id: the client's id will do.")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="TRACE_ID", help="Draw this trace; the first digits will do.")
+    ] = None,
+    slowest: Annotated[bool, typer.Option("--slowest", help="Draw the one that waited longest for its KV.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Draw all with a span that failed.")] = False,
+    blocks: Annotated[bool, typer.Option("--blocks", help="Draw each block, if there are spans of blocks.")] = False,
+    last: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most; the newest.")] = 50,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Write an HTML page instead, with all attributes. It replaces a file."),
+    ] = None,
+) -> None:
+    """List the latest requests in trace files, or draw some as waterfalls.
+
+    Exits with 2 if there is nothing to show, or a file cannot be read.
+    """
+    with failing(), open_files(files) as opened:
+        chosen = _selection(request, trace, slowest=slowest, failed=failed)
+        wanted = chosen or selection.latest()
+        found = survey(opened, wanted, 1 if slowest else last)
+        remarks = list(_remarks(opened, found, is_best_of_all=slowest))
+        if not found.chosen:
+            raise CommandError("; ".join([f"there is no trace {wanted.what} {_among(opened, found)}", *remarks]))
+        out = Terminal()
+        if chosen is None and html is None:
+            out.table(found.chosen)
+        else:
+            figures, more = _figures(opened, found, each_block=blocks and html is None)
+            remarks += more
+            if html is not None:
+                _write(html, figures, remarks, opened)
+                out.line(f"wrote {html}: {counted(len(figures), 'trace')}")
+            else:
+                if len(found.chosen) > 1:
+                    out.line((f"{len(found.chosen):,} traces {wanted.what}", "bold"))
+                _print(out, figures)
+        for remark in remarks:
+            out.paragraph(f"note: {remark}", style="yellow")
+
+
+def _selection(request: str | None, trace: str | None, *, slowest: bool, failed: bool) -> Selection | None:
+    """What was asked for; ``None`` if nothing was."""
+    if sum((request is not None, trace is not None, slowest, failed)) > 1:
+        raise CommandError("--request, --trace, --slowest and --failed exclude each other")
+    if request is not None:
+        if not request.strip():
+            raise CommandError("--request is empty; give the id of a request, or a part of it")
+        return selection.of_request(request.strip())
+    if trace is not None:
+        if not re.fullmatch(r"[0-9a-fA-F]{4,32}", trace):
+            raise CommandError(
+                f"--trace {trace!r} is no trace id: 32 hexadecimal digits, or the first of them, 4 at least"
+            )
+        return selection.of_trace(trace.lower())
+    if failed:
+        return selection.failed()
+    return selection.slowest() if slowest else None
+
+
+def _remarks(files: TraceFiles, found: Survey, *, is_best_of_all: bool) -> Iterator[str]:
+    if str(files.unread):
+        yield f"{files.unread}: broken, or still being written"
+    if not found.is_whole:
+        yield f"there are more than {selection.TRACE_LIMIT:,} traces, and not all were looked at"
+    if found.wanted > len(found.chosen) and not is_best_of_all:
+        yield f"these are the last {len(found.chosen):,} of {found.wanted:,}; --last shows more"
+
+
+def _among(files: TraceFiles, found: Survey) -> str:
+    names = ", ".join(map(str, files.asked_for))
+    return f"among the {found.traces:,} in {names}" if found.traces else f"in {names}: no trace was written yet"
+
+
+def _figures(files: TraceFiles, found: Survey, *, each_block: bool) -> tuple[list[Figure], list[str]]:
+    """What to draw, each with its title, and what to say beside it."""
+    loaded = load(files, [summary.trace_id for summary in found.chosen])
+    others = [trace_id for trace_id in linked(loaded.traces.values()) if trace_id not in loaded.traces]
+    below = load(files, others[:_LINKED]) if others else Loaded({}, 0)
+    remarks = []
+    left_out = loaded.left_out + below.left_out
+    if left_out:
+        remarks.append(f"{counted(left_out, 'span')} beyond {selection.SPAN_LIMIT:,} are not drawn")
+    if len(others) > _LINKED:
+        remarks.append(f"{counted(len(others) - _LINKED, 'linked trace')} more are not drawn")
+    figures = []
+    for spans in loaded.traces.values():
+        figures.append(Figure("trace", layout(spans, each_block=each_block)))
+        figures += [
+            Figure("linked trace", layout(other, each_block=each_block))
+            for trace_id in linked([spans])
+            if (other := below.traces.pop(trace_id, None))
+        ]
+    if not figures:
+        raise CommandError("the files were emptied while they were read; try again")
+    return figures, remarks
+
+
+def _print(out: Terminal, figures: Sequence[Figure]) -> None:
+    for figure in figures:
+        out.waterfall(figure)
+        out.line("")
+    if any(figure.drawn.processes > 1 for figure in figures):
+        out.paragraph(CLOCKS, style="dim")
+
+
+def _write(path: Path, figures: Sequence[Figure], remarks: Sequence[str], files: TraceFiles) -> None:
+    try:
+        if path.exists() and any(path.samefile(file) for file in files.paths if file.exists()):
+            raise CommandError(f"{path} is a trace file, and would be lost; give --html another name")
+        with path.open("w", encoding="utf-8") as stream:
+            stream.writelines(page(figures, remarks))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
