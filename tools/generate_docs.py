@@ -202,7 +202,7 @@ Where a request is traced from, say by the router's `traceparent`, its spans on 
 | --- | --- | --- |
 | `nixl.lease` (P) | the request, as vLLM's own span of it | |
 | `nixl.receive` (D) | the request, as vLLM's own span of it | `nixl.lease` |
-| `nixl.handshake` | `nixl.receive` of who asked for it first; none for a heartbeat's | the others that waited |
+| `nixl.handshake` | `nixl.receive` of who waited for it first; none for a heartbeat's | the others that waited |
 | `nixl.transfer` in pull (D) | `nixl.receive` | |
 | `nixl.transfer` in push (P) | D's `nixl.receive` | `nixl.lease` |
 | `nixl.block` | `nixl.transfer` | |
@@ -210,6 +210,8 @@ Where a request is traced from, say by the router's `traceparent`, its spans on 
 vLLM hands a request's `traceparent` to its connectors only with `--otlp-traces-endpoint`.
 Without it, and without a `traceparent` from the client, `nixl.lease` begins a trace and `nixl.receive` is its child, so
 that P and D are joined all the same.
+A router that asks both instances at once in push, as vllm-router does, cannot pass P's context on to D: then
+`nixl.receive` is not linked to the lease; P's `nixl.transfer`, which is D's child and linked to the lease, joins them.
 With a stock peer there is no context from it: D's spans hang below the request only, and P's `nixl.transfer` in push
 below `nixl.lease`.
 P's context travels in `kv_transfer_params`, D's in its registration, both under the key `nixl_telemetry`.

@@ -76,8 +76,8 @@ class Handshake:
     compatibility: Compatibility
     tp_size: int
     conflict: ModeConflict | None = None
-    waiters: Sequence[SpanContext | None] = ()
-    """Who waits for it; the first one caused it, and is ``None`` where no request did."""
+    waiters: Sequence[SpanContext] = ()
+    """The requests that wait for it, in order. A heartbeat may have asked for it before the first one did."""
     remote_hash: str | None = None
     """The peer's; of ranks with several the first that differs from ours."""
     statement: Statement | None = None
@@ -229,7 +229,7 @@ class Handshake:
             self.message,
             events=self._events(),
             parent=self.waiters[0] if self.waiters else None,
-            links=tuple(filter(None, self.waiters[1:])),
+            links=tuple(self.waiters[1:]),
             slow=self.duration_s > self.telemetry.settings.slow_handshake_seconds,
             children=tuple(self._stage_span(stage, differing) for stage in self.stages),
         )
@@ -350,16 +350,16 @@ class Waiters:
     """Requests for each engine; OpenTelemetry's own limit of links."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[SpanContext | None]] = {}
+        self._waiting: dict[str, list[SpanContext]] = {}
 
-    def join(self, engine_id: str, context: SpanContext | None) -> None:
-        """Somebody asks for a handshake with a peer."""
+    def join(self, engine_id: str, context: SpanContext) -> None:
+        """A request asks for a handshake with a peer."""
         if len(self._waiting) >= self.LIMIT:
             self._waiting.clear()
         waiting = self._waiting.setdefault(engine_id, [])
-        if len(waiting) < self.LINKS:
+        if context not in waiting and len(waiting) < self.LINKS:
             waiting.append(context)
 
-    def take(self, engine_id: str) -> Sequence[SpanContext | None]:
+    def take(self, engine_id: str) -> Sequence[SpanContext]:
         """The handshake with that peer ended: who waited for it."""
         return self._waiting.pop(engine_id, ())

@@ -129,7 +129,7 @@ class WorkerObserver:
     @guarded
     def handshake_wanted(self, engine_id: str) -> None:
         """Somebody on this thread needs a peer; a handshake follows, or is under way, unless it was had before."""
-        if engine_id not in self._worker._remote_agents:
+        if _current.cause is not None and engine_id not in self._worker._remote_agents:
             self._waiters.join(engine_id, _current.cause)
 
     @guarded

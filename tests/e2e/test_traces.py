@@ -163,16 +163,14 @@ def test_the_whole_tree(servers: Fleet) -> None:
     assert (lease.parent_span_id, lease.kind, engine_of(lease)) == (root, "PRODUCER", PRODUCER)
     assert (receive.parent_span_id, receive.kind, engine_of(receive)) == (root, "CONSUMER", CONSUMER)
     links = links_in(servers.trace_file)
-    assert links[receive.span_id] == [lease.span_id]
+    # In push the router asks both at once, and so cannot pass the prefill's context on to the decode.
+    assert links[receive.span_id] == ([lease.span_id] if servers.mode == "pull" else [])
     assert (transfer.parent_span_id, transfer.kind) == (receive.span_id, "CLIENT")
     assert engine_of(transfer) == (CONSUMER if servers.mode == "pull" else PRODUCER)
     assert links[transfer.span_id] == ([] if servers.mode == "pull" else [lease.span_id])
     assert transfer.attributes["nixl.transfer.operation"] == OPERATIONS[servers.mode]
     handshakes = named(spans, "nixl.handshake")
-    purposes = {engine_of(span): span.attributes["nixl.handshake.purpose"] for span in handshakes}
-    assert purposes == (
-        {CONSUMER: "transfer"} if servers.mode == "pull" else {CONSUMER: "notify", PRODUCER: "transfer"}
-    )
+    assert sorted(map(engine_of, handshakes)) == ([CONSUMER] if servers.mode == "pull" else [CONSUMER, PRODUCER])
     for handshake in handshakes:
         assert (handshake.parent_span_id, handshake.kind) == (receive.span_id, "CLIENT")
         stages = [span.name for span in spans if span.parent_span_id == handshake.span_id]

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from nixl_telemetry.operations.compatibility import Compatibility
-from nixl_telemetry.operations.handshake import Failure, Handshake
+from nixl_telemetry.operations.handshake import Failure, Handshake, Waiters
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, Purpose
@@ -259,3 +260,31 @@ def test_a_host_that_cannot_be_looked_up_is_unreachable(observed: Observed, host
     handshake.finish(Failure(Exception(), timed_out=True))
 
     assert list(observed.updates()) == [(DURATION, "unreachable")]
+
+
+def test_who_waited_for_it(observed: Observed, start: Start) -> None:
+    """It belongs to the request that waited first, and is linked to the others; nobody is counted twice."""
+    waiters = Waiters()
+    first, second = (SpanContext(number, number, True, TraceFlags(1)) for number in (1, 2))
+    for context in (first, second, first):
+        waiters.join("there", context)
+    handshake = start()
+    handshake.waiters = waiters.take("there")
+    handshake.finish()
+
+    span = observed.span("nixl.handshake")
+    assert (span.trace_id, span.parent_span_id) == (f"{1:032x}", f"{1:016x}")
+    assert [link.trace_id for link in span.links] == [f"{2:032x}"]
+    assert list(waiters.take("there")) == []
+
+
+def test_waiters_are_bounded() -> None:
+    """By engines and by requests: engine ids come from clients."""
+    waiters = Waiters()
+    for number in range(3 * Waiters.LIMIT):
+        waiters.join(str(number), SpanContext(1, 1, True))
+    for number in range(3 * Waiters.LINKS):
+        waiters.join("one", SpanContext(1, 1 + number, True))
+
+    assert len(waiters._waiting) <= Waiters.LIMIT
+    assert len(waiters.take("one")) == Waiters.LINKS
