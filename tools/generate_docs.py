@@ -678,36 +678,41 @@ Two examples:
 
 ## Where spans go
 
-Spans are exported where somebody asked for it, and nowhere else.
-In this order:
+Spans are exported where somebody asked for it, and nowhere else:
 
-1. **The process has a tracer provider**: it is used.
-   vLLM sets one up in each of its processes when it is started with `--otlp-traces-endpoint`.
-   It also does so in the engine core and the workers when `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set.
-   With several API servers (`--api-server-count`) vLLM 0.32 leaves the engine core and the workers without one; the
-   suite then makes one of its own for the same endpoint.
-2. **An OTLP endpoint is configured**: the suite makes a provider of its own, which is not made global.
-   This is so with `OTEL_EXPORTER_OTLP_ENDPOINT` alone.
-3. **Neither**: no spans. Metrics and log lines do not depend on them.
+1. **To vLLM's `--otlp-traces-endpoint`**, where there is one.
+2. **To an endpoint in `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`** otherwise.
+3. **To `trace_file`**, beside either or alone; `nixl-telemetry trace show` reads it.
 
-The provider is looked up when a process makes its first span.
+Metrics and log lines do not depend on them.
+The exporters are OpenTelemetry's own, with their headers, TLS, compression, timeouts and retries.
+Resource and sampler are those of the process's tracer provider, which vLLM sets up with 1., and otherwise those that
+the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`) ask for.
 
-Spans are exported 0.2 s after the last operation, or at the provider's own pace while operations keep coming.
+vLLM hands a request's `traceparent` to its connectors with 1. only: with 2. and 3. alone the suite's spans are in
+traces of their own, which still span prefill and decode.
+
+Spans are sent 0.2 s after the last one, 1 s after the first one, or 512 at a time.
 This is on purpose: with `--shutdown-timeout 0`, its default, vLLM kills its workers within half a second of SIGTERM,
 too early for an export at exit.
 What a worker did in its last 0.2 s may so be lost; with a `--shutdown-timeout` it is exported.
+A batch that is not taken within the exporter's timeout is lost; `nixl_telemetry_dropped_total{signal="spans"}` counts
+its spans.
 
-Read by the suite, where it makes the provider:
+Several processes of an instance, and several instances, may write the same trace file.
+It holds at most `trace_file_count` times `trace_file_max_bytes`.
+
+Read by the suite:
 
 {otel}
 
 The OpenTelemetry SDK reads the others itself: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`,
-`OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT`, and headers, certificates, compression and timeouts under `OTEL_EXPORTER_OTLP_*`.
+and headers, certificates, compression and timeouts under `OTEL_EXPORTER_OTLP_*`.
+`OTEL_BSP_*` and `OTEL_SPAN_*_LIMIT` have no effect on the suite's spans.
 A gRPC endpoint without TLS starts with `http://`.
-The resource of the suite's own provider has `vllm.process_id`.
+The resource has `vllm.process_id`.
 
-For vLLM's provider, vLLM decides: it reads `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, and not
-`OTEL_EXPORTER_OTLP_PROTOCOL`.
+With vLLM's endpoint, `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is read and `OTEL_EXPORTER_OTLP_PROTOCOL` is not, as by vLLM.
 
 Metrics do not depend on sampling.
 A failing exporter is counted in `nixl_telemetry_errors_total{signal="traces"}`; serving does not wait for it.

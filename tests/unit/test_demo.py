@@ -284,16 +284,16 @@ def test_spans_are_a_tree_for_each_instance(push: ModeEvidence) -> None:
 
     assert lines == [
         "decode (push)",
-        "└── nixl.handshake                  8 ms  10.0.0.1:5600 (transfer)",
-        "    ├── nixl.handshake.metadata     1 ms",
-        "    ├── nixl.handshake.compat       1 ms",
-        "    └── nixl.handshake.register     1 ms",
+        "└── nixl.handshake                      8 ms  10.0.0.1:5600 (transfer)",
+        "    ├── nixl.handshake.metadata         1 ms",
+        "    ├── nixl.handshake.compat           1 ms",
+        "    └── nixl.handshake.register         1 ms",
         "prefill (push)",
-        "├── nixl.handshake                  8 ms  10.0.0.1:5600 (transfer)",
-        "│   ├── nixl.handshake.metadata     1 ms",
-        "│   ├── nixl.handshake.compat       1 ms",
-        "│   └── nixl.handshake.register     1 ms",
-        "└── nixl.transfer                 2.6 ms  WRITE    3 blocks    384 KiB  ended in the last 120 µs",
+        "├── nixl.handshake                      8 ms  10.0.0.1:5600 (transfer)",
+        "│   ├── nixl.handshake.metadata         1 ms",
+        "│   ├── nixl.handshake.compat           1 ms",
+        "│   └── nixl.handshake.register         1 ms",
+        "└── nixl.transfer                     2.6 ms  WRITE    3 blocks    384 KiB  ended in the last 120 µs",
     ]
 
 
@@ -302,6 +302,30 @@ def test_a_span_under_a_span_that_is_not_shown_is_a_root() -> None:
     orphan = replace(transfer("pull", "kv_consumer", "READ"), parent_span_id="feedfacefeedface")
 
     assert "nixl.transfer" in shown(view.span_tree([orphan]))
+
+
+def test_a_request_is_shown_where_each_part_of_it_happened() -> None:
+    """Parents may be on the other instance; blocks are left out."""
+    mode = {"nixl.transfer.mode": "pull"}
+    lease = span(
+        "nixl.lease",
+        {**mode, "nixl.kv.role": "kv_producer", "nixl.lease.block.count": 3, "nixl.lease.outcome": "released"},
+        ms=50,
+    )
+    waits = {"nixl.receive.handshake.duration": 0.02, "nixl.receive.queue.duration": 0.0}
+    receive = span("nixl.receive", {**mode, "nixl.kv.role": "kv_consumer", **waits}, parent=lease.span_id, ms=30)
+    moved = replace(transfer("pull", "kv_consumer", "READ"), parent_span_id=receive.span_id)
+    block = span("nixl.block", parent=moved.span_id)
+
+    lines = [line.rstrip() for line in shown(view.span_tree([block, moved, receive, lease])).splitlines()]
+
+    assert lines == [
+        "prefill (pull)",
+        "└── nixl.lease                         50 ms  3 blocks, released",
+        "decode (pull)",
+        "└── nixl.receive                       30 ms  handshake 20 ms",
+        "    └── nixl.transfer                 2.6 ms  READ    3 blocks    384 KiB  ended in the last 120 µs",
+    ]
 
 
 def test_metrics_are_compact(pull: ModeEvidence) -> None:

@@ -11,6 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from nixl_telemetry.cli.demo.folder import TRACE_FILE, DemoFolder
 from nixl_telemetry.testbed import CONSUMER, PRODUCER, OtlpReceiver, ServerConfig, TinyModel, VllmServer, stop_servers
 
 _LEASE_SECONDS = 10**9
@@ -32,17 +33,17 @@ class Bench:
         receiver: Gets the spans of every instrumented server.
     """
 
-    def __init__(self, console: Console, logs: Path) -> None:
+    def __init__(self, console: Console, folder: DemoFolder) -> None:
         """Writes the model into a temporary folder.
 
         Args:
             console: Shows the progress.
-            logs: Folder for the servers' logs.
+            folder: Where servers write their logs and spans.
         """
         self.model = TinyModel()
         self.receiver = OtlpReceiver()
         self._console = console
-        self._logs = logs
+        self._out = folder
         self._temporary = tempfile.TemporaryDirectory(prefix="nixl-telemetry-demo-")
         self._folder = Path(self._temporary.name)
         self.model.write(self._folder / "model")
@@ -67,13 +68,13 @@ class Bench:
             extra_config={"kv_lease_duration": _LEASE_SECONDS},
             otlp_endpoint=None if stock else self.receiver.grpc_endpoint,
             env={
-                "OTEL_BSP_SCHEDULE_DELAY": "500",  # milliseconds; somebody is waiting for the spans
+                "NIXLTEL_TRACE_FILE": str(self._out.path / TRACE_FILE),
                 # Else vLLM leaves files in the user's home.
                 "XDG_CACHE_HOME": str(self._folder / "cache"),
                 "XDG_CONFIG_HOME": str(self._folder / "config"),
             },
         )
-        server = VllmServer(f"{role}-{mode}", config, self._logs)
+        server = VllmServer(f"{role}-{mode}", config, self._out.logs)
         self._servers[server.name] = server
         self._started[server.name] = time.monotonic()
         server.start()

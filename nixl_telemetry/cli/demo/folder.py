@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-_OURS: Final = re.compile(r"summary\.json|spans\.json|metrics-\w+-\w+\.txt|logs/[\w-]+\.log")
+TRACE_FILE: Final = "trace.jsonl"
+"""Where all instances write their spans."""
+_OURS: Final = re.compile(r"summary\.json|spans\.json|trace\.jsonl(\.\d+)?|metrics-\w+-\w+\.txt|logs/[\w-]+\.log")
 
 
 class ForeignFilesError(Exception):

@@ -62,7 +62,7 @@ def run(
     seen: dict[str, ModeEvidence] = {}
     rejection: RejectionEvidence | None = None
     kept: dict[str, tuple[VllmServer, VllmServer]] = {}
-    with Bench(console, folder.logs) as bench:
+    with Bench(console, folder) as bench:
         for number, mode in enumerate(modes, 1):
             console.print(view.chapter(f"{number}/{parts}", view.MODE_TITLES[mode]))
             prefill, decode, stock_hash = _start(bench, mode)

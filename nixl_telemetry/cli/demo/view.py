@@ -15,6 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from nixl_telemetry.cli.demo.evidence import ModeEvidence, RejectionEvidence
+from nixl_telemetry.cli.demo.folder import TRACE_FILE
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import COMMON_LABELS, CONNECTOR_INFO, HANDSHAKE_REJECTIONS, MODE_CONFLICTS
 from nixl_telemetry.signals.semconv import SpanName
@@ -35,7 +36,15 @@ _HIDDEN_LABELS: Final = {*COMMON_LABELS, "vllm_version", "nixl_version", "compat
 """Labels that are the same on every sample of a mode; what matters of them stands above the table."""
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode"}
 _HASH_LETTERS: Final = 12
-_NAME_WIDTH: Final = 32
+_WAITS: Final = {
+    "handshake": semconv.RECEIVE_HANDSHAKE_DURATION,
+    "queue": semconv.RECEIVE_QUEUE_DURATION,
+    "transfer": semconv.RECEIVE_TRANSFER_DURATION,
+    "observation delay": semconv.RECEIVE_OBSERVATION_DELAY,
+    "prefill": semconv.RECEIVE_REMOTE_DURATION,
+}
+"""The longer parts of a wait for KV."""
+_NAME_WIDTH: Final = 36
 _INDENT: Final = 4
 _MILLISECOND: Final = 1e-3
 
@@ -101,16 +110,23 @@ def ending(missing: Sequence[str], out: Path) -> RenderableType:
     if missing:
         lines = "\n".join(f"  - {what}" for what in missing)
         return Group("", Text(f"Not seen:\n{lines}", "bold red"), Text(f"What was measured, and the logs: {out}"))
-    return Group("", Text.assemble(("Everything was seen. ", "bold green"), f"Summary, spans, metrics, logs: {out}"))
+    return Group(
+        "",
+        Text.assemble(("Everything was seen. ", "bold green"), f"Summary, spans, metrics, logs: {out}"),
+        Text(f"A request across both instances: nixl-telemetry trace show {out / TRACE_FILE} --slowest"),
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- Spans
 
 
 def span_tree(spans: Iterable[ReceivedSpan]) -> RenderableType:
-    """A tree for each instance; a span whose parent is none of these is a root."""
-    spans = sorted(spans, key=lambda span: span.start_ns)
-    known = {span.span_id for span in spans}
+    """A tree for each instance; a span whose parent is another instance's, or none of these, is a root.
+
+    Spans of blocks are left out: the transfer says how many there were.
+    """
+    spans = sorted((span for span in spans if span.name != SpanName.BLOCK), key=lambda span: span.start_ns)
+    by_id = {span.span_id: span for span in spans}
     children: dict[str, list[ReceivedSpan]] = {}
     trees: dict[str, Tree] = {}
 
@@ -121,11 +137,17 @@ def span_tree(spans: Iterable[ReceivedSpan]) -> RenderableType:
         for child in children.get(span.span_id, ()):
             add(branch, child, depth + 1)
 
+    def parent_here(span: ReceivedSpan) -> ReceivedSpan | None:
+        parent = by_id.get(span.parent_span_id)
+        # Stages of a handshake do not say whose they are; they are always its own.
+        is_another_s = parent and semconv.KV_ROLE in span.attributes and _instance(span) != _instance(parent)
+        return None if is_another_s else parent
+
     for span in spans:
-        if span.parent_span_id in known:
+        if parent_here(span):
             children.setdefault(span.parent_span_id, []).append(span)
     for span in spans:
-        if span.parent_span_id not in known:
+        if not parent_here(span):
             instance = _instance(span)
             tree = trees.setdefault(instance, Tree(Text(instance, "bold"), guide_style="dim"))
             add(tree, span, 1)
@@ -158,6 +180,13 @@ def _details(span: ReceivedSpan) -> Text:
         case SpanName.HANDSHAKE:
             peer = f"{attributes.get(semconv.SERVER_ADDRESS)}:{attributes.get(semconv.SERVER_PORT)}"
             return Text(f"{peer} ({attributes.get(semconv.HANDSHAKE_PURPOSE)})", "dim")
+        case SpanName.RECEIVE:
+            waits = {label: attributes.get(key) for label, key in _WAITS.items()}
+            return Text(", ".join(f"{label} {duration(wait)}" for label, wait in waits.items() if wait), "dim")
+        case SpanName.LEASE:
+            return Text(
+                f"{attributes.get(semconv.LEASE_BLOCKS)} blocks, {attributes.get(semconv.LEASE_OUTCOME)}", "dim"
+            )
         case SpanName.TRANSFER:
             operation = str(attributes.get(semconv.TRANSFER_OPERATION))
             blocks = f"{attributes.get(semconv.TRANSFER_BLOCKS)} blocks"

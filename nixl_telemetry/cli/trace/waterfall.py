@@ -27,10 +27,10 @@ _PARTS: Final = (
     ("handshake", semconv.RECEIVE_HANDSHAKE_DURATION),
     ("queue", semconv.RECEIVE_QUEUE_DURATION),
     ("post", semconv.RECEIVE_POST_DURATION),
-    ("remote", semconv.RECEIVE_REMOTE_DURATION),
     ("transfer", semconv.RECEIVE_TRANSFER_DURATION),
     ("observation delay", semconv.RECEIVE_OBSERVATION_DELAY),
     ("notification", semconv.RECEIVE_NOTIFICATION_DURATION),
+    ("remote", semconv.RECEIVE_REMOTE_DURATION),  # after the notification that only push begins with
 )
 """Where the time of a receive goes."""
 
