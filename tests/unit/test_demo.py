@@ -313,7 +313,9 @@ def test_a_request_is_shown_where_each_part_of_it_happened() -> None:
         ms=50,
     )
     waits = {"nixl.receive.handshake.duration": 0.02, "nixl.receive.queue.duration": 0.0}
-    receive = span("nixl.receive", {**mode, "nixl.kv.role": "kv_consumer", **waits}, parent=lease.span_id, ms=30)
+    receive = span(
+        "nixl.receive", {**mode, "nixl.kv.role": "kv_consumer", **waits}, parent=lease.span_id, start_ms=10, ms=30
+    )
     moved = replace(transfer("pull", "kv_consumer", "READ"), parent_span_id=receive.span_id)
     block = span("nixl.block", parent=moved.span_id)
 
