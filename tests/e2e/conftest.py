@@ -6,7 +6,7 @@ import math
 import random
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -138,23 +138,26 @@ class Servers:
 
 
 @contextmanager
-def fleet(**configs: ServerConfig) -> Iterator[Servers]:
+def fleet(*, spawned: Collection[str] = (), **configs: ServerConfig) -> Iterator[Servers]:
     """Servers that are started two at a time and stopped whatever happens; none is awake at first.
 
-    Engine core and workers are forked, as on GPUs, and in half the time, unless that would break something: several API
-    servers, or the spans of the API server's own. Those are spawned, as on CPUs: so both ways are tested.
+    Engine core and workers are forked, as on GPUs, and in half the time. Those behind several API servers are spawned,
+    as on CPUs: so both ways are tested.
+
+    Args:
+        spawned: Names of others to spawn: a forked API server loses its own spans.
+        **configs: By name.
     """
     with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder, ExitStack() as stack:
         servers: dict[str, VllmServer] = {}
         names = list(configs)
         for pair in (names[index : index + 2] for index in range(0, len(names), 2)):
-            chosen = {name: replace(configs[name], fork=_can_fork(configs[name])) for name in pair}
+            chosen = {
+                name: replace(configs[name], fork=configs[name].api_server_count == 1 and name not in spawned)
+                for name in pair
+            }
             starting = {name: VllmServer(name, chosen[name], Path(folder)) for name in pair}
             stack.enter_context(running(starting.values(), timeout=START_SECONDS))
             servers |= starting
             Servers(starting).wake()
         yield Servers(servers)
-
-
-def _can_fork(config: ServerConfig) -> bool:
-    return config.api_server_count == 1 and config.otlp_endpoint is None
