@@ -138,7 +138,7 @@ class Servers:
 
 
 @contextmanager
-def fleet(*, spawned: Collection[str] = (), **configs: ServerConfig) -> Iterator[Servers]:
+def fleet(spawned: Collection[str] = (), /, **configs: ServerConfig) -> Iterator[Servers]:
     """Servers that are started two at a time and stopped whatever happens; none is awake at first.
 
     Engine core and workers are forked, as on GPUs, and in half the time. Those behind several API servers are spawned,

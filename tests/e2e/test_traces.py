@@ -101,7 +101,7 @@ def servers(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytes
         file = {"NIXLTEL_TRACE_FILE": str(folder / "trace.jsonl")}
         servers = stack.enter_context(
             fleet(
-                spawned=("prefill", "decode"),
+                ("prefill", "decode"),
                 prefill=ServerConfig(model, PRODUCER, name, env={**environment, **file}, **traced),
                 decode=ServerConfig(model, CONSUMER, name, env={**environment, **file}, **traced),
                 decode_tp2=ServerConfig(
