@@ -41,20 +41,34 @@ class BlockMoves:
 
     def runs(self) -> Iterator["Run"]:
         """Blocks that are neighbours in both instances, together."""
-        current: Run | None = None
-        for block in self.each():
-            if current is not None and block[:3] == (
-                current.group,
-                current.local + current.length,
-                current.remote + current.length,
-            ):
-                current = current._replace(length=current.length + 1)
-                continue
-            if current is not None:
-                yield current
-            current = block
-        if current is not None:
-            yield current
+        for group, (local, remote) in enumerate(zip(self.local, self.remote, strict=False)):
+            end = min(len(local), len(remote))
+            start = 0
+            while start < end:
+                length = _neighbours(local, remote, start, end)
+                yield Run(group, int(local[start]), int(remote[start]), length)
+                start += length
+
+
+def _neighbours(local: Sequence[int], remote: Sequence[int], start: int, end: int) -> int:
+    """How many blocks from ``start`` on follow each other on both sides.
+
+    Whole slices are compared, in steps that double while they fit and halve when they do not: a thread that looks at
+    each of thousands of ids in Python keeps the engine's threads waiting.
+    """
+    after = start + 1
+    if after >= end or local[after] != local[start] + 1 or remote[after] != remote[start] + 1:
+        return 1
+    length = step = 2
+    while step:
+        first, last = start + length, min(start + length + step, end)
+        if first < last and all(
+            ids[first:last] == list(range(ids[start] + length, ids[start] + last - start)) for ids in (local, remote)
+        ):
+            length, step = last - start, 2 * step
+        else:
+            step //= 2
+    return length
 
 
 class Run(NamedTuple):
