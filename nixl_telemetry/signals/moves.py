@@ -63,7 +63,8 @@ def _neighbours(local: Sequence[int], remote: Sequence[int], start: int, end: in
     while step:
         first, last = start + length, min(start + length + step, end)
         if first < last and all(
-            ids[first:last] == list(range(ids[start] + length, ids[start] + last - start)) for ids in (local, remote)
+            list(ids[first:last]) == list(range(ids[start] + length, ids[start] + last - start))
+            for ids in (local, remote)
         ):
             length, step = last - start, 2 * step
         else:

@@ -4,8 +4,11 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from opentelemetry.trace import SpanContext, TraceFlags
@@ -33,6 +36,14 @@ def test_runs_cover_every_block_once(groups: list[list[tuple[int, int]]]) -> Non
     assert len(moves) == sum(run.length for run in runs)
     for one, other in itertools.pairwise(runs):
         assert other[:3] != (one.group, one.local + one.length, one.remote + one.length)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.asarray])
+def test_ids_of_any_sequence(kind: Callable[[list[int]], Any]) -> None:
+    """vLLM has lists today."""
+    moves = BlockMoves([kind([*range(5), 9])], [kind([*range(10, 15), 3])])
+
+    assert list(moves.runs()) == [Run(0, 0, 10, 5), Run(0, 9, 3, 1)]
 
 
 @pytest.mark.parametrize(
