@@ -15,7 +15,7 @@ from rich.text import Text
 
 from nixl_telemetry.cli.demo.folder import DemoFolder, ForeignFilesError
 
-_PLAIN_WIDTH = 100
+_PLAIN_WIDTH = 108
 _NEEDED = ("vllm", "nixl", "httpx", "grpc", "opentelemetry.proto")
 _INSTALL = "pip install 'nixl-telemetry[cpu]' (4 GB), or `make venv` in a checkout of the project"
 

@@ -158,12 +158,13 @@ def layout(trace: Sequence[Span], *, each_block: bool = False) -> Waterfall:
     start_ns = spans[0].start_ns
     length_ns = max(span.end_ns or span.start_ns for span in spans) - start_ns
     with_blocks = {span.parent_id for span in spans if span.name == SpanName.BLOCK}
+    told: set[str] = set()
     return Waterfall(
         trace_id=spans[0].trace_id,
         start_ns=start_ns,
         duration_ns=length_ns,
         mode=", ".join(sorted({span.text(semconv.TRANSFER_MODE) for span in spans} & set(TransferMode))),
-        rows=tuple(_row(node, labels, start_ns, length_ns, with_blocks) for node in nodes),
+        rows=tuple(_row(node, labels, start_ns, length_ns, with_blocks, told) for node in nodes),
         instances=tuple(_instances(spans, places, labels)),
         processes=_count_processes({(span.process, places[span.span_id].engine_id) for span in spans}),
         spans=len(spans),
@@ -289,7 +290,14 @@ def _instances(spans: Sequence[Span], places: Mapping[str, _Place], labels: Mapp
 # ---------------------------------------------------------------------------------------------------------------- Rows
 
 
-def _row(node: _Node, labels: Mapping[str, str], axis_ns: int, length_ns: int, with_blocks: Collection[str]) -> Row:
+def _row(
+    node: _Node,
+    labels: Mapping[str, str],
+    axis_ns: int,
+    length_ns: int,
+    with_blocks: Collection[str],
+    told: set[str],
+) -> Row:
     if not node.spans:
         return Row(node.depth, f"parent {node.missing_id} is not in these files")
     first = node.spans[0]
@@ -306,7 +314,7 @@ def _row(node: _Node, labels: Mapping[str, str], axis_ns: int, length_ns: int, w
         bar=Bar((begin_ns - axis_ns) * scale, (duration_ns or 0) * scale),
         duration_ns=duration_ns,
         is_failed=any(span.is_failed for span in node.spans),
-        notes=tuple(_notes(node.spans, has_blocks=first.span_id in with_blocks)),
+        notes=tuple(_notes(node.spans, told, has_blocks=first.span_id in with_blocks)),
         span=None if is_block else first,
         blocks=node.spans if is_block else (),
     )
@@ -345,7 +353,14 @@ def _name_of_blocks(spans: Sequence[Span]) -> str:
     return f"{counted(count, 'block')}, {failed:,} failed" if failed else counted(count, "block")
 
 
-def _notes(spans: Sequence[Span], *, has_blocks: bool) -> Iterator[str]:
+def _notes(spans: Sequence[Span], told: set[str], *, has_blocks: bool) -> Iterator[str]:
+    """What stands below a row.
+
+    Args:
+        spans: Of the row.
+        told: Messages of failures that stand below others already: what fails a stage fails all that it is a part of.
+        has_blocks: Whether the row's blocks have one of their own.
+    """
     first = spans[0]
     if first.name == SpanName.RECEIVE and (parts := where_time_went(first)):
         yield parts
@@ -355,7 +370,9 @@ def _notes(spans: Sequence[Span], *, has_blocks: bool) -> Iterator[str]:
         yield from _blocks(first.count(semconv.LEASE_BLOCKS))
     failure = next((span for span in spans if span.is_failed), None)
     if failure is not None:
-        lines = failure.message.strip().splitlines() or [""]
+        message = "" if failure.message in told else failure.message
+        told.add(failure.message)
+        lines = message.strip().splitlines() or [""]
         peer = f" ({peer_of(failure)})" if peer_of(failure) else ""
         yield f"failed: {failure.text(semconv.ERROR_TYPE) or 'no error.type'}{peer}: {lines[0]}".rstrip(": ")
         yield from lines[1:_MESSAGE_LINES]
