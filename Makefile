@@ -10,6 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 GENERATED := docs/signals.md docs/configuration.md
 
+SOAK_SECONDS ?= 3600
+
 VENV_STAMP := $(VENV)/.stamp
 ROUTER_STAMP := .venvs/router/.stamp
 CONTRACT_STAMP := .venvs/contract/.stamp
@@ -29,7 +31,7 @@ export PYTHONUNBUFFERED := 1
 # Where bytecode is not written, each of the many vLLM processes compiles vLLM and torch anew: 18 s instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test demo clean
+.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +128,9 @@ fast: $(VENV_STAMP) ## the tests that need neither vLLM nor servers (under 30 s)
 
 test: venv router contract older lint type check-generated docs ## everything: all checks and all tests (CI runs this)
 	@$(BIN)/pytest
+
+soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away and comes back
+	@NIXLTEL_TESTBED_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/e2e/test_soak.py
 
 ##### The rest
 

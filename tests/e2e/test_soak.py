@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Minutes of requests (`NIXLTEL_TESTBED_SOAK_SECONDS` sets how many) while the collector goes away and comes back."""
+"""A minute of requests, or an hour with `make soak`, while the collector goes away and comes back."""
 
 import os
 import time
