@@ -91,10 +91,11 @@ class SchedulerObserver:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
     @guarded
-    def request_finished(self, request: Any, block_ids: Any, handed_over: Any) -> None:
-        """A request is finished; ``handed_over`` are its parameters for the decode side if its blocks are held."""
+    def request_finished(self, request: Any, block_ids: Any, result: Any) -> None:
+        """A request is finished; the result says whether its blocks are held, and what the decode side is told."""
         self._origins.pop(request.request_id, None)
-        if not isinstance(handed_over, dict):
+        is_held, handed_over = result
+        if not is_held or not isinstance(handed_over, dict):
             return
         lease = self._leases.open(request.request_id, sum(map(len, block_ids)), extract(request.trace_headers))
         if lease is not None and lease.context is not None:
@@ -141,9 +142,9 @@ class SchedulerHooks(_Stock):
         return super().on_new_request(request, *args, **kwargs)
 
     def request_finished(self, request: Any, block_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        is_held, params = super().request_finished(request, block_ids, *args, **kwargs)
-        self._nixl_telemetry.request_finished(request, block_ids, params if is_held else None)
-        return is_held, params
+        result = super().request_finished(request, block_ids, *args, **kwargs)
+        self._nixl_telemetry.request_finished(request, block_ids, result)
+        return result
 
     def update_connector_output(self, connector_output: Any) -> Any:
         result = super().update_connector_output(connector_output)

@@ -33,6 +33,7 @@ from nixl_telemetry.compat.statement import Statement
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Waiters
+from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
 from nixl_telemetry.operations.receive import Origin, ReceiveTable
@@ -234,11 +235,15 @@ class WorkerObserver:
             self._start_receives(metadata, notes.origins if notes is not None else {})
         if notes is None:
             return
-        self._leases |= notes.leases
-        self._conflicts |= notes.conflicts
-        # Those of engines that never shake hands again; the oldest go.
-        while len(self._conflicts) > PeerBook.LIMIT:
-            self._conflicts.pop(next(iter(self._conflicts)))
+        self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
+        # Engines that never shake hands again may be among them.
+        self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
+
+    def _remember(self, known: dict[str, Any], more: dict[str, Any], limit: int) -> None:
+        """Add to a bounded map; the oldest go."""
+        known |= more
+        while len(known) > limit:
+            known.pop(next(iter(known)))
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
     def _start_receives(self, metadata: Any, origins: dict[str, Origin]) -> None:
