@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -44,6 +44,7 @@ class OtlpReceiver:
         """Binds and serves at once, until ``close``."""
         self._spans: list[ReceivedSpan] = []
         self._requests = 0
+        self._headers: list[dict[str, str]] = []
         self._arrived = threading.Condition()
         # No port sharing: a second receiver must never get half of the spans.
         self._grpc = grpc.server(futures.ThreadPoolExecutor(4), options=(("grpc.so_reuseport", 0),))
@@ -74,6 +75,12 @@ class OtlpReceiver:
         with self._arrived:
             return self._requests
 
+    @property
+    def headers(self) -> tuple[dict[str, str], ...]:
+        """Headers of each export request, or its gRPC metadata; names in lower case."""
+        with self._arrived:
+            return tuple(self._headers)
+
     def spans(self, name: str | None = None) -> tuple[ReceivedSpan, ...]:
         """Returns the spans so far, in order of arrival, all or those called *name*."""
         with self._arrived:
@@ -83,6 +90,7 @@ class OtlpReceiver:
         """Forgets what has arrived."""
         with self._arrived:
             self._spans.clear()
+            self._headers.clear()
             self._requests = 0
 
     def wait_for(
@@ -128,15 +136,16 @@ class OtlpReceiver:
     ) -> None:
         self.close()
 
-    def _take(self, request: ExportTraceServiceRequest) -> None:
+    def _take(self, request: ExportTraceServiceRequest, headers: Iterable[tuple[str, str | bytes]]) -> None:
         spans = tuple(decode(request))
         with self._arrived:
             self._requests += 1
+            self._headers.append({name.lower(): value for name, value in headers if isinstance(value, str)})
             self._spans += spans
             self._arrived.notify_all()
 
 
-_Take = Callable[[ExportTraceServiceRequest], None]
+_Take = Callable[[ExportTraceServiceRequest, Iterable[tuple[str, str | bytes]]], None]
 
 
 class _TraceService(TraceServiceServicer):
@@ -146,7 +155,7 @@ class _TraceService(TraceServiceServicer):
     def Export(  # noqa: N802 - the name is the protocol's
         self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> ExportTraceServiceResponse:
-        self._take(request)
+        self._take(request, context.invocation_metadata())
         return ExportTraceServiceResponse()
 
 
@@ -174,7 +183,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         except (zlib.error, DecodeError):
             self._answer(400, b"")
             return
-        self.server.take(request)
+        self.server.take(request, self.headers.items())
         self._answer(200, ExportTraceServiceResponse().SerializeToString())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
