@@ -31,7 +31,7 @@ export PYTHONUNBUFFERED := 1
 # Where bytecode is not written, each of the many vLLM processes compiles vLLM and torch anew: 18 s instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo clean
+.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo bench clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -136,6 +136,9 @@ soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away
 
 demo: venv router ## real prefill and decode servers and a router; metrics, spans and logs into demo-out/
 	@$(BIN)/nixl-telemetry demo --out demo-out
+
+bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (15 minutes)
+	@$(BIN)/python -m benchmarks.run
 
 clean: ## remove outputs and caches; keeps .venv and .venvs
 	@rm -rf demo-out site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -83,13 +83,16 @@ class _ConnectorHooks(_Stock):
         """Stats of a step, of the worker or of the scheduler."""
         stats = super().get_kv_connector_stats()
         observer = self._scheduler_observer
-        return (observer.with_updates(stats) or stats) if observer is not None else stats
+        if observer is None or not observer.telemetry.has_updates:
+            return stats
+        return observer.with_updates(stats) or stats
 
     def build_connector_worker_meta(self) -> Any:
         """What the worker tells its scheduler, beside vLLM's own."""
         notes = super().build_connector_worker_meta()
-        if notes is None and self._worker_observer is not None:
-            notes = self._worker_observer.notes_for_scheduler()
+        observer = self._worker_observer
+        if notes is None and observer is not None and observer.expired:
+            notes = observer.notes_for_scheduler()
         return notes
 
     def has_pending_push_work(self) -> bool:

@@ -85,7 +85,8 @@ class WorkerObserver:
         self._waiters = Waiters()
         self._leases: dict[str, SpanContext] = {}
         self._fetched: set[str] = set()
-        self._expired: set[str] = set()
+        self.expired: set[str] = set()
+        """Requests whose lease has expired and whose scheduler does not know that yet."""
         self._mode = ModeCheck(telemetry)
         self._handshake_parameters = Parameters(base_worker.NixlBaseConnectorWorker._nixl_handshake)
         post = getattr(worker, "_read_blocks", None) or worker._xfer_blocks
@@ -271,7 +272,7 @@ class WorkerObserver:
         if received:
             self._receives.finish(received, failed)
         if sent:
-            self._expired |= sent - self._fetched
+            self.expired |= sent - self._fetched
             for request_id in sent:
                 self._leases.pop(request_id, None)
         self._fetched = set()
@@ -279,9 +280,9 @@ class WorkerObserver:
     @guarded
     def notes_for_scheduler(self) -> WorkerNotes | None:
         """What the scheduler is to know of this step; ``None`` for nothing."""
-        if not self._expired:
+        if not self.expired:
             return None
-        expired, self._expired = self._expired, set()
+        expired, self.expired = self.expired, set()
         return WorkerNotes(expired)
 
     @guarded
@@ -407,7 +408,8 @@ class WorkerHooks(_Stock):
 
     def get_kv_connector_stats(self) -> Any:
         stats = super().get_kv_connector_stats()
-        return self._nixl_telemetry.with_updates(stats) or stats
+        observer = self._nixl_telemetry
+        return (observer.with_updates(stats) or stats) if observer.telemetry.has_updates else stats
 
 
 class PullWorkerHooks(WorkerHooks):

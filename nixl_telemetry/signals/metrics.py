@@ -33,8 +33,11 @@ def label_values(key: str) -> tuple[str, ...]:
 def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the updates of ``other``, of another rank or step, to ``into``."""
     for name, series in other.items():
+        mine = into.get(name)
+        if mine is None:
+            into[name] = dict(series)
+            continue
         kind = CATALOGUE[name].kind
-        mine = into.setdefault(name, {})
         for key, value in series.items():
             if kind is Kind.HISTOGRAM:
                 mine[key] = [*mine.get(key, ()), *value]
@@ -64,6 +67,9 @@ class Recorder:
             self._updates.append((metric, labels, value))
         else:
             next(self._dropped)
+
+    def __bool__(self) -> bool:
+        return bool(self._updates)
 
     def drain(self) -> Batch | None:
         """Take all updates; ``None`` when there are none."""

@@ -78,6 +78,11 @@ class Telemetry:
         # Whoever reads one record shall know who acted.
         return Record(record.event, {semconv.ENGINE_ID: self._engine_id, **record.attributes})
 
+    @property
+    def has_updates(self) -> bool:
+        """Whether :meth:`drain` has something to take; asked in every step, and mostly it has not."""
+        return bool(self._recorder)
+
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""
         return self._recorder.drain()
@@ -173,13 +178,13 @@ def guarded(hook: _Hook) -> _Hook:
     """Make a method of ours that runs on vLLM's threads unable to raise.
 
     A failure is counted and logged once, and the answer is ``None``. Only code of ours is ever guarded: what vLLM
-    raises must pass.
+    raises must pass. Arguments are given by position: keywords would cost each call of each step a dictionary.
     """
 
     @functools.wraps(hook)
-    def safe(self: HasTelemetry, *args: Any, **kwargs: Any) -> Any:
+    def safe(self: HasTelemetry, *args: Any) -> Any:
         try:
-            return hook(self, *args, **kwargs)
+            return hook(self, *args)
         except Exception as error:
             self.telemetry.failed(hook.__qualname__, error)
             return None

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""Which share of the CPU time of worker and engine core is the suite's own, on real servers under load.
+
+Counted, not inferred: ``measured_connectors`` reads thread clocks around the hooks, and those of the suite's threads.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.figures import Budget, Figure, Part
+from benchmarks.fleet import NAMES, fleet
+from benchmarks.load import requests, run
+from benchmarks.measured import FOLDER
+from nixl_telemetry.testbed import OtlpReceiver, Pair, ServerConfig, TinyModel
+
+SETTINGS: Final[dict[str, tuple[dict[str, Any], float]]] = {
+    "default settings": ({}, 1.0),
+    "every block a span": ({"block_spans": "each", "block_span_limit": 0}, 2.0),
+}
+"""What is measured, and its limit in percent."""
+LENGTHS: Final = (64, 3000)
+"""Tokens of a prompt: from 2 to 94 blocks."""
+MAX_TOKENS: Final = 16
+REQUESTS: Final = 250
+CLIENTS: Final = 4
+_WARM_UP: Final = 8
+_ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What one process spent between two reports. Seconds of CPU time."""
+
+    role: str
+    process: float
+    """All of it, less what counting costs."""
+    own: Mapping[str, float]
+    """The suite's, by hook and thread."""
+
+    @property
+    def share(self) -> float:
+        """The suite's share, in percent."""
+        return 100 * sum(self.own.values()) / self.process
+
+
+def measure(modes: Sequence[str]) -> Part:
+    """Each mode with each of the settings."""
+    parts = [_of_mode(mode) for mode in modes]
+    return Part(
+        [budget for part in parts for budget in part.budgets],
+        [figure for part in parts for figure in part.figures],
+        {name: values for part in parts for name, values in part.samples.items()},
+    )
+
+
+def _of_mode(mode: str) -> Part:
+    model = TinyModel()
+    budgets, figures = [], []
+    samples: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="nixl-telemetry-bench-") as name, OtlpReceiver() as receiver:
+        folder = Path(name)
+        (folder / "meter").mkdir()
+        config = ServerConfig(
+            model.write(folder / "model"),
+            connector=NAMES[mode],
+            connector_module="benchmarks.measured_connectors",
+            otlp_endpoint=receiver.grpc_endpoint,
+            env={FOLDER: str(folder / "meter"), "PYTHONPATH": str(_ROOT)},
+            fork=True,
+        )
+        configs = {setting: _with_telemetry(config, telemetry) for setting, (telemetry, _) in SETTINGS.items()}
+        with fleet(configs, folder) as pairs:
+            for number, (setting, (_, limit)) in enumerate(SETTINGS.items()):
+                pair = pairs.wake(setting)
+                run(pair, requests(model, _WARM_UP, LENGTHS, MAX_TOKENS, seed=number), CLIENTS)
+                before = len(receiver.spans("nixl.block"))
+                counted = _count(pair, folder / "meter", requests(model, REQUESTS, LENGTHS, MAX_TOKENS, seed=9))
+                spans = len(receiver.spans("nixl.block")) - before
+                worst = max(counted, key=lambda one: one.share)
+                budgets.append(
+                    Budget(
+                        f"share of the suite in the CPU time of its process, {mode}, {setting}",
+                        worst.share,
+                        limit,
+                        "%",
+                        besides=spans > 0,
+                        remark="; ".join(f"{one.role} {one.share:.2f} %" for one in counted)
+                        + f"; {spans:,} block spans exported",
+                    )
+                )
+                figures += _figures(f"{mode}, {setting}", counted)
+                for one in counted:
+                    prefix = f"{mode}, {setting}, {one.role}"
+                    samples[f"{prefix}: process s"] = [one.process]
+                    samples |= {f"{prefix}: {part} s": [spent] for part, spent in one.own.items()}
+    return Part(budgets, figures, samples)
+
+
+def _with_telemetry(config: ServerConfig, telemetry: Mapping[str, Any]) -> ServerConfig:
+    return replace(config, extra_config={"telemetry": dict(telemetry)})
+
+
+def _count(pair: Pair, folder: Path, work: Sequence[Any]) -> list[Counted]:
+    before = _reports(pair, folder, time.time())
+    run(pair, work, CLIENTS)
+    after = _reports(pair, folder, time.time())
+    return [difference(role, before[role], after[role]) for role in sorted(after, reverse=True)]
+
+
+def difference(role: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Counted:
+    """What was spent between two reports of a process."""
+
+    def spent(kind: str, name: str) -> float:
+        def of(report: Mapping[str, Any]) -> float:
+            value = report[kind].get(name, 0)
+            return float(value[0] if isinstance(value, list) else value)
+
+        return (of(after) - of(before)) / 1e9
+
+    own = {name: spent("hooks", name) for name in after["hooks"]}
+    own |= {name: spent("threads", name) for name in after["threads"] if name != "others"}
+    process = (after["process_ns"] - before["process_ns"] - after["bench_ns"] + before["bench_ns"]) / 1e9
+    return Counted(role, process, own)
+
+
+def _reports(pair: Pair, folder: Path, since: float) -> dict[str, dict[str, Any]]:
+    """The first report of each process after a moment."""
+    deadline = time.monotonic() + 30
+    while True:
+        found = {}
+        for instance, server in (("prefill", pair.prefill), ("decode", pair.decode)):
+            for process in server.process.members():
+                path = folder / f"{process.pid}.json"
+                if path.exists():
+                    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+                    found[f"{instance}'s {' and '.join(report['roles'])}"] = report
+        if found and all(report["at"] > since for report in found.values()):
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no report of {sorted(found)} in time")
+        time.sleep(0.05)
+
+
+def _figures(where: str, counted: Sequence[Counted]) -> list[Figure]:
+    figures = []
+    for one in counted:
+        kinds = {"hooks": 0.0}
+        for name, spent in one.own.items():
+            kind = name if name.startswith("nixl-telemetry") or name == "gRPC" else "hooks"
+            kinds[kind] = kinds.get(kind, 0.0) + spent
+        figures += [
+            Figure(f"{where}: {kind} in {one.role}", 100 * spent / one.process, "%") for kind, spent in kinds.items()
+        ]
+    return figures

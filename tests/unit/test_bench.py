@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""The arithmetic of the benchmarks, their results and their page."""
+
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks import figures, machine, page, results
+from benchmarks.figures import Budget, Figure, Interval, Part
+from benchmarks.meter import Meter
+from benchmarks.share import difference
+
+ANYWHERE = dict.fromkeys(page._MACHINE_LABELS, "x")
+
+
+# ----------------------------------------------------------------------------------------------------------- Arithmetic
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100), (0.001, 1)])
+def test_a_percentile_is_one_of_the_values(share: float, expected: int) -> None:
+    assert figures.percentile(range(100, 0, -1), share) == expected
+
+
+def test_pairs_are_compared_with_each_other() -> None:
+    assert figures.differences([3, 5], [1, 2]) == [2, 3]
+    assert figures.ratios([3, 5], [1, 2]) == [3, 2.5]
+    with pytest.raises(ValueError, match="argument 2"):
+        figures.ratios([1], [1, 2])
+
+
+def test_an_interval_holds_the_median_and_is_the_same_every_time() -> None:
+    values = [float(value % 17) for value in range(100)]
+
+    interval = figures.median_interval(values)
+
+    assert interval.low <= median(values) <= interval.high
+    assert interval.low > min(values)
+    assert interval.high < max(values)
+    assert interval == figures.median_interval(values)
+
+
+def test_more_values_make_an_interval_narrower() -> None:
+    few, many = (figures.median_interval([float(value % 17) for value in range(count)]) for count in (17, 1700))
+
+    assert many.high - many.low < few.high - few.low
+
+
+def test_equal_values_have_an_interval_without_width() -> None:
+    assert figures.median_interval([2.0] * 9) == (2.0, 2.0)
+
+
+def test_rounds_are_drawn_whole() -> None:
+    assert figures.pooled([[1, 2], [3]], [1, 0, 1]) == [3, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [((0, 1), (1, 2), True), ((0, 1), (1.1, 2), False), ((0, 9), (3, 4), True), ((5, 6), (0, 1), False)],
+)
+def test_intervals_overlap(first: tuple[float, float], second: tuple[float, float], expected: bool) -> None:
+    assert Interval(*first).overlaps(Interval(*second)) is expected
+
+
+# -------------------------------------------------------------------------------------------------------------- Budgets
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (Budget("b", 5.0, 5.0, "µs"), True),
+        (Budget("b", 5.1, 5.0, "µs"), False),
+        (Budget("b", 8.0, 8.0, "times", at_least=True), True),
+        (Budget("b", 7.9, 8.0, "times", at_least=True), False),
+        (Budget("b", 1.0, 5.0, "µs", besides=False), False),
+    ],
+)
+def test_a_limit_is_kept(budget: Budget, expected: bool) -> None:
+    """Up to and with the limit itself, and only where what else is asked for holds."""
+    assert budget.ok is expected
+
+
+CONTROL = (1.0, Interval(0.98, 1.02))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "expected"),
+    [
+        (1.01, (0.99, 1.03), True),
+        (0.99, (0.97, 1.01), True),
+        (1.04, (1.00, 1.08), False),  # too far from 1
+        (0.96, (0.92, 1.00), False),  # better is as suspicious as worse
+        (1.025, (1.021, 1.03), False),  # near to 1, but not as stock is to itself
+    ],
+)
+def test_a_ratio_is_judged_by_its_distance_and_by_the_control(
+    ratio: float, interval: tuple[float, float], expected: bool
+) -> None:
+    budget = figures.compare("throughput", (ratio, Interval(*interval)), CONTROL)
+
+    assert budget.ok is expected
+    assert budget.value == pytest.approx(abs(ratio - 1) * 100)
+    assert f"instrumented ÷ stock {ratio:.3f}" in budget.remark
+    assert "stock ÷ stock 1.000 [0.980, 1.020]" in budget.remark
+
+
+def test_what_is_spent_is_the_difference_of_two_reports() -> None:
+    """Hooks and threads that came in between count from 0; what counting costs is taken off."""
+    before = {"process_ns": 1e9, "bench_ns": 0, "hooks": {"a": [1e6, 1]}, "threads": {"others": 1e9}}
+    after = {
+        "process_ns": 3.1e9,
+        "bench_ns": 0.1e9,
+        "hooks": {"a": [11e6, 5], "b": [4e6, 1]},
+        "threads": {"others": 3e9, "nixl-telemetry-send": 5e6, "gRPC": 1e6},
+    }
+
+    counted = difference("decode's worker", before, after)
+
+    assert counted.process == pytest.approx(2.0)
+    assert counted.own == pytest.approx({"a": 0.01, "b": 0.004, "nixl-telemetry-send": 0.005, "gRPC": 0.001})
+    assert counted.share == pytest.approx(1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- Meter
+
+
+class Stock:
+    """As a class of vLLM's."""
+
+    def step(self) -> int:
+        spin(4_000_000)
+        return self.inside()
+
+    def inside(self) -> int:
+        return 7
+
+
+if TYPE_CHECKING:
+    _Stock = Stock
+else:
+    _Stock = object
+
+
+class Hooks(_Stock):
+    """As hooks are: the stock class comes behind them when an object is instrumented."""
+
+    def step(self) -> int:
+        spin(1_000_000)
+        return super().step()
+
+    def inside(self) -> int:
+        spin(1_000_000)
+        return super().inside()
+
+
+def test_the_meter_counts_hooks_and_not_what_they_call_of_vllm() -> None:
+    """A hook that is called by vLLM's code under another hook counts for itself."""
+    meter = Meter()
+
+    assert meter.layered(Hooks, Stock)().step() == 7
+
+    counted = meter.hooks()
+    assert {name: count for name, (_, count) in counted.items()} == {"Stock.step": 2, "Stock.inside": 2}
+    assert 0.9e6 < counted["Stock.step"][0] < 3e6
+    assert 0.9e6 < counted["Stock.inside"][0] < 3e6
+
+
+def spin(nanoseconds: int) -> None:
+    """Use up CPU time of this thread."""
+    end = time.thread_time_ns() + nanoseconds
+    while time.thread_time_ns() < end:
+        pass
+
+
+# ------------------------------------------------------------------------------------------------ Results and the page
+
+PART = Part(
+    [Budget("a step", 4.123456, 5.0, "µs", interval=Interval(4.0, 4.2), remark="quiet")],
+    [Figure("stock", 1234.5, "µs")],
+    {"µs": [1.23456789, 2.0]},
+)
+
+
+def test_results_have_the_schema() -> None:
+    merged = results.merge({}, ANYWHERE, {"step": results.encode(PART)})
+
+    assert merged["machine"] == ANYWHERE
+    (budget,) = merged["budgets"]
+    assert budget == {
+        "part": "step",
+        "name": "a step",
+        "value": 4.123,
+        "limit": 5.0,
+        "unit": "µs",
+        "ok": True,
+        "at_least": False,
+        "interval": [4.0, 4.2],
+        "remark": "quiet",
+    }
+    assert merged["samples"] == {"step: µs": [1.235, 2.0]}
+
+
+def test_a_run_of_some_parts_keeps_the_others_of_the_same_machine() -> None:
+    first = results.merge({}, ANYWHERE, {"step": results.encode(PART), "pair": results.encode(PART)})
+
+    again = results.merge(first, ANYWHERE, {"pair": results.encode(Part())})
+    elsewhere = results.merge(first, {**ANYWHERE, "cores": 64}, {"pair": results.encode(Part())})
+
+    assert [entry["part"] for entry in again["budgets"]] == ["step"]
+    assert list(again["samples"]) == ["step: µs"]
+    assert elsewhere["budgets"] == []
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    merged = results.merge({}, ANYWHERE, {"step": results.encode(PART), "none": results.encode(Part())})
+    path = tmp_path / "results.json"
+    results.save(merged, path)
+
+    assert results.load(path) == merged
+    assert results.load(tmp_path / "missing.json") == {}
+
+
+def test_the_page_has_every_budget() -> None:
+    merged = results.merge({}, ANYWHERE, {"step": results.encode(PART)})
+
+    made = page.make(merged)
+
+    assert "| a step | 4.12 [4, 4.2] µs | ≤ 5 µs | yes |" in made
+    assert "| stock | 1,234 µs |" in made
+    assert page.sentence(merged["budgets"][0]) == "kept: a step: 4.12 [4, 4.2] µs, ≤ 5 µs (quiet)"
+
+
+def test_a_machine_is_described_without_its_name() -> None:
+    described = machine.describe()
+
+    assert set(described) == set(page._MACHINE_LABELS)
+    assert not any("/" in str(value) for name, value in described.items() if name != "cpu")
+
+
+def test_the_page_is_that_of_the_committed_results() -> None:
+    found: dict[str, Any] = json.loads(results.PATH.read_text(encoding="utf-8"))
+
+    assert page.PATH.read_text(encoding="utf-8") == page.make(found)
+    assert {budget["part"] for budget in found["budgets"]} >= {"step", "transfer", "block_spans", "share", "pair"}
