@@ -76,8 +76,8 @@ class Settings(BaseModel):
         8192,
         ge=16,
         le=1_000_000,
-        description="Records that may wait for the export thread, and as many updates for the next engine step; "
-        "beyond, they are dropped and counted.",
+        description="Records that may wait for the export thread, updates that may wait for the next engine step, and "
+        "spans that may wait to be sent (16 spans of blocks count as one); beyond, they are dropped and counted.",
     )
     shutdown_timeout_seconds: float = Field(
         2.0, ge=0, le=30, description="How long a process that ends may wait for spans to be exported. Seconds."

@@ -212,6 +212,8 @@ Without it, and without a `traceparent` from the client, `nixl.lease` begins a t
 that P and D are joined all the same.
 A router that asks both instances at once in push, as vllm-router does, cannot pass P's context on to D: then
 `nixl.receive` is not linked to the lease; P's `nixl.transfer`, which is D's child and linked to the lease, joins them.
+In push with several ranks at D, P writes to all of them for the registration of one: all its `nixl.transfer` are then
+children of that rank's `nixl.receive`.
 With a stock peer there is no context from it: D's spans hang below the request only, and P's `nixl.transfer` in push
 below `nixl.lease`.
 P's context travels in `kv_transfer_params`, D's in its registration, both under the key `nixl_telemetry`.

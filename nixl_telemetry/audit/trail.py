@@ -4,17 +4,16 @@
 
 import functools
 import itertools
-import os
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from nixl_telemetry.audit.chain import LOST, Entry, Record, Value
 from nixl_telemetry.audit.log import MAX_FILE_BYTES, SYNC_SECONDS, AuditLog
+from nixl_telemetry.forking import in_children
 
 Make: TypeAlias = Callable[[], Record]
 """Makes a record. It runs on the audit thread, so that the engine's threads pay for none of it."""
@@ -78,7 +77,7 @@ class AuditTrail:
         self._on_dropped = on_dropped
         self._on_written = on_written
         self.reset()
-        _living.add(self)
+        in_children(self.leave_to_parent)
 
     def reset(self) -> None:
         """Forget queue, thread and stream, as a forked child must."""
@@ -214,14 +213,3 @@ class _Count:
         new = next(self._counter) - self._taken
         self._taken += new + 1
         return new
-
-
-_living: "weakref.WeakSet[AuditTrail]" = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for trail in list(_living):
-        trail.leave_to_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

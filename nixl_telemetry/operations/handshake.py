@@ -228,7 +228,7 @@ class Handshake:
             self.error,
             self.message,
             events=self._events(),
-            parent=self.waiters[0] if self.waiters else None,
+            parent=next(iter(self.waiters), None),
             links=tuple(self.waiters[1:]),
             slow=self.duration_s > self.telemetry.settings.slow_handshake_seconds,
             children=tuple(self._stage_span(stage, differing) for stage in self.stages),
@@ -342,7 +342,10 @@ class Current(threading.local):
 
 
 class Waiters:
-    """Who waits for the handshakes that are under way, by engine id. Bounded; any thread may call."""
+    """Who waits for the handshakes that are under way, by engine id. Bounded; any thread may call.
+
+    Lists are shared with the handshakes: whoever joins one that is already known to have failed is still told of.
+    """
 
     LIMIT: Final = 1024
     """Engines."""
@@ -352,14 +355,18 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[str, list[SpanContext]] = {}
 
+    def of(self, engine_id: str) -> list[SpanContext]:
+        """Those who wait for a handshake with that peer."""
+        if engine_id not in self._waiting and len(self._waiting) >= self.LIMIT:
+            self._waiting.pop(next(iter(self._waiting)), None)
+        return self._waiting.setdefault(engine_id, [])
+
     def join(self, engine_id: str, context: SpanContext) -> None:
         """A request asks for a handshake with a peer."""
-        if len(self._waiting) >= self.LIMIT:
-            self._waiting.clear()
-        waiting = self._waiting.setdefault(engine_id, [])
+        waiting = self.of(engine_id)
         if context not in waiting and len(waiting) < self.LINKS:
             waiting.append(context)
 
-    def take(self, engine_id: str) -> Sequence[SpanContext]:
-        """The handshake with that peer ended: who waited for it."""
-        return self._waiting.pop(engine_id, ())
+    def leave(self, engine_id: str) -> None:
+        """The handshake with that peer is through."""
+        self._waiting.pop(engine_id, None)

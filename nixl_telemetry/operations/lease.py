@@ -3,7 +3,7 @@
 """The life cycle of a lease: the prefill side holds a finished request's KV blocks until the decode side has them."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
-from nixl_telemetry.signals.catalogue import LEASE_DURATION, TELEMETRY_DROPPED
+from nixl_telemetry.signals.catalogue import LEASE_DURATION, LEASE_OUTCOMES, TELEMETRY_DROPPED
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, LogLine, Span
 from nixl_telemetry.signals.semconv import ErrorType, EventName, LeaseOutcome, Signal, SpanName
@@ -53,7 +53,7 @@ class Lease:
             self.end_ns,
             attributes,
             ErrorType.KV_EXPIRED if expired else None,
-            "nobody fetched the KV in time" if expired else "",
+            "the KV was freed, and the decode side does not have it" if expired else "",
             context=self.context,
             parent=self.parent,
         )
@@ -92,8 +92,44 @@ class LeaseTable:
             lease = self._leases.pop(request_id, None)
             if lease is None:
                 continue
-            lease.end_ns = now_ns()
-            if request_id in expired:
-                lease.outcome = LeaseOutcome.EXPIRED
-            self.telemetry.record(LEASE_DURATION, lease.outcome, value=lease.duration_s)
-            self.telemetry.emit(lease.describe)
+            self._end(lease, LeaseOutcome.EXPIRED if request_id in expired else LeaseOutcome.RELEASED)
+
+    @guarded
+    def shut_down(self) -> None:
+        """The instance ends while it holds blocks: whoever was told of these leases shall find them."""
+        while self._leases:
+            self._end(self._leases.popitem()[1], LeaseOutcome.SHUTDOWN)
+
+    def _end(self, lease: Lease, outcome: LeaseOutcome) -> None:
+        lease.end_ns = now_ns()
+        lease.outcome = outcome
+        if outcome in LEASE_OUTCOMES:
+            self.telemetry.record(LEASE_DURATION, outcome, value=lease.duration_s)
+        self.telemetry.emit(lease.describe)
+
+
+class Deliveries:
+    """What a worker of the prefill side knows of its leases: whose KV was fetched, or could not be written.
+
+    vLLM reports requests whose KV has arrived and those whose lease has expired in one set. Used on the engine's thread
+    and, in push, the writer's; the map changes in single steps. Bounded: the oldest is forgotten.
+    """
+
+    LIMIT: Final = LeaseTable.LIMIT
+
+    def __init__(self) -> None:
+        self._arrived: dict[str, bool] = {}
+
+    def arrived(self, request_id: str) -> None:
+        """The decode side has it, or a part of it, unless another part failed."""
+        self._arrived.setdefault(request_id, True)
+        if len(self._arrived) > self.LIMIT:
+            self._arrived.pop(next(iter(self._arrived)), None)
+
+    def failed(self, request_id: str) -> None:
+        """A part of it could not be written."""
+        self._arrived[request_id] = False
+
+    def reported(self, request_ids: Iterable[str]) -> set[str]:
+        """vLLM frees these; those of them whose KV the decode side does not have."""
+        return {request_id for request_id in request_ids if not self._arrived.pop(request_id, False)}

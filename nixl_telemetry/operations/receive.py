@@ -3,7 +3,7 @@
 """The life cycle of a receive: a request of the decode side waits for its KV, and for what it waits."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,7 +39,8 @@ class Receive:
     remote_request_id: str
     peer: Peer
     blocks: int
-    """Blocks of vLLM's block size, over all KV cache groups; 0 where the prefix cache had all of them."""
+    """Blocks of vLLM's block size, over all KV cache groups; 0 where none is needed: the prefix cache had all of them,
+    or the request was aborted before it was scheduled. The peer is then told that it may free its own."""
     origin: Origin
     context: SpanContext | None
     start_ns: int = field(default_factory=now_ns)
@@ -79,14 +80,24 @@ class Receive:
         if self.error is None:
             self.error, self.message = error, message
 
-    def finish(self, failed: bool) -> None:
-        """The worker reports the request; a second call does nothing."""
+    def finish(self, failed: bool, message: str = "vLLM reports that loading failed") -> None:
+        """It ended; a second call does nothing.
+
+        Args:
+            failed: Whether without the KV.
+            message: Why, where nothing better is known.
+        """
         if self.end_ns:
             return
         self.end_ns = now_ns()
         if failed:
-            self.fail(ErrorType.OTHER, "vLLM reports that loading failed")
-        self.telemetry.record(RECEIVE_WAIT, self.outcome, value=self.duration_s)
+            self.fail(ErrorType.OTHER, message)
+        else:
+            # vLLM may have tried again.
+            self.error, self.message = None, ""
+        # Nobody waits for blocks that are there already: the peer is only told so.
+        if self.blocks or failed:
+            self.telemetry.record(RECEIVE_WAIT, self.outcome, value=self.duration_s)
         self.telemetry.emit(self.describe)
 
     def describe(self) -> Description:
@@ -154,8 +165,8 @@ class Receive:
 class ReceiveTable:
     """The requests that wait for KV, by request id.
 
-    Changed on the engine's thread only; read on those that shake hands and, in push, on the writer's. Bounded: beyond
-    :attr:`LIMIT`, the oldest is forgotten and counted.
+    Used on the engine's thread, on those that shake hands and, in push, on the writer's; the map changes in single
+    steps. Bounded: beyond :attr:`LIMIT`, the oldest is forgotten and counted.
     """
 
     LIMIT: Final = 100_000
@@ -186,21 +197,41 @@ class ReceiveTable:
         for receive in list(self._receives.values()):
             if receive.peer.engine_id == engine_id and not receive.turn_ns:
                 receive.ready_ns = now_ns()
-                if error is not None:
-                    receive.fail(error, message)
+                if error is None:
+                    continue
+                receive.fail(error, message)
+                if not receive.blocks:
+                    # vLLM has nothing to report for it.
+                    self._end(receive.request_id, failed=True)
 
     @guarded
-    def finish(self, request_ids: Iterable[str], failed: Iterable[str]) -> None:
-        """The worker reports these requests, some of them as failed."""
+    def finish(self, request_ids: Iterable[str], failed: Collection[str] | None) -> None:
+        """The worker reports these requests, some of them as failed; ``None`` where vLLM does not say which."""
         for request_id in request_ids:
-            receive = self._receives.pop(request_id, None)
+            receive = self._receives.get(request_id)
             if receive is not None:
-                receive.finish(request_id in failed or receive.error is not None)
+                has_failed = receive.error is not None if failed is None else request_id in failed
+                self._end(request_id, failed=has_failed)
 
     @guarded
-    def notified(self, request_id: str) -> None:
-        """A request that needs no KV has told its peer so."""
+    def notified(self, request_id: str, is_peer_valid: bool) -> None:
+        """All that can be done for a request now was done: one that needs no KV has told its peer so, or cannot."""
         receive = self._receives.get(request_id)
-        if receive is not None and not receive.blocks and receive.posted_ns:
-            del self._receives[request_id]
-            receive.finish(failed=False)
+        if receive is not None and not receive.blocks and (receive.posted_ns or not is_peer_valid):
+            self._end(request_id, failed=not is_peer_valid)
+
+    @guarded
+    def abandon(self, request_ids: Iterable[str], message: str) -> None:
+        """These end without their KV, and the worker will not report them, or not in time."""
+        for request_id in list(request_ids):
+            self._end(request_id, failed=True, message=message)
+
+    @guarded
+    def shut_down(self) -> None:
+        """The instance ends while requests wait."""
+        self.abandon(self._receives, "the instance was shut down")
+
+    def _end(self, request_id: str, *, failed: bool, message: str = "vLLM reports that loading failed") -> None:
+        receive = self._receives.pop(request_id, None)
+        if receive is not None:
+            receive.finish(failed, message)

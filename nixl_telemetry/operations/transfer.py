@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.errors import text_of
+from nixl_telemetry.operations.lease import Deliveries
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer
@@ -67,6 +68,8 @@ class Request:
     links: tuple[SpanContext, ...] = ()
     receive: Receive | None = None
     """What waits for the transfers in this process, in pull."""
+    deliveries: Deliveries | None = None
+    """Who is to know whether its KV arrived at the peer, in push."""
     has_transfer: bool = False
 
 
@@ -144,15 +147,13 @@ class Transfer:
         self.end_ns = now_ns()
         self.error = error
         self.message = message
-        if self.request is not None and self.request.receive is not None:
-            self.request.receive.done_ns = self.end_ns
-            if error is not None:
-                self.request.receive.fail(error, message)
+        if self.request is not None:
+            self._tell(self.request)
         self.blocks = self._count_blocks()
         if self.request is not None:
             self._hold_blocks(self.request)
             # What waits to be exported or written must not hold more lists of blocks than are bounded for.
-            self.request = replace(self.request, local_blocks=(), remote_blocks=(), receive=None)
+            self.request = replace(self.request, local_blocks=(), remote_blocks=(), receive=None, deliveries=None)
         direction = self.direction
         record = self.telemetry.record
         if self.posted:
@@ -169,6 +170,18 @@ class Transfer:
         if not self.telemetry.emit(self.describe):
             self._take_moves()
         self.telemetry.audit(self.audit_record)
+
+    def _tell(self, request: Request) -> None:
+        """Tell who waits for the transfer."""
+        if request.receive is not None:
+            request.receive.done_ns = self.end_ns
+            if self.error is not None:
+                request.receive.fail(self.error, self.message)
+        if request.deliveries is not None:
+            if self.error is None:
+                request.deliveries.arrived(request.request_id)
+            else:
+                request.deliveries.failed(request.request_id)
 
     def _hold_blocks(self, request: Request) -> None:
         """Keep the lists for spans of blocks, where there are to be any."""
@@ -212,6 +225,7 @@ class Transfer:
 
     def describe(self) -> Description:
         """The span and the log line."""
+        moves = self._take_moves()
         attributes = self._attributes()
         slow_s = self.telemetry.settings.slow_transfer_seconds
         if self.moves_dropped:
@@ -228,7 +242,7 @@ class Transfer:
             parent=self.request.parent if self.request else None,
             links=self.request.links if self.request else (),
             slow=self.duration_s > slow_s,
-            blocks=self._take_moves(),
+            blocks=moves,
         )
         line = outcome_line(
             self._outcome(),

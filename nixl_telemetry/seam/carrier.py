@@ -27,11 +27,13 @@ class StepNotes:
     """Mode conflicts seen in requests' parameters, by the engine id that the request names as its peer."""
     origins: dict[str, Origin] = field(default_factory=dict)
     """Where the requests come from whose KV is to be received in this step, by request id."""
+    abandoned: set[str] = field(default_factory=set)
+    """Requests that ended while they waited for their KV."""
     leases: dict[str, SpanContext] = field(default_factory=dict)
     """Leases that began, by request id: in push the worker's transfers refer to them."""
 
     def __bool__(self) -> bool:
-        return bool(self.conflicts or self.origins or self.leases)
+        return bool(self.conflicts or self.origins or self.abandoned or self.leases)
 
     def attach(self, metadata: Any) -> None:
         """Put the notes on a step's metadata."""

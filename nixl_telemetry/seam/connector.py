@@ -109,6 +109,9 @@ class _ConnectorHooks(_Stock):
         try:
             return super().shutdown()
         finally:
+            observer = self._worker_observer or self._scheduler_observer
+            if observer is not None:
+                observer.shut_down()
             if self._telemetry is not None:
                 self._telemetry.close()
 

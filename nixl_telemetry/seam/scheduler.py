@@ -43,6 +43,10 @@ class SchedulerObserver:
         self._leases = LeaseTable(telemetry)
         self._expired: set[str] = set()
         self._origins: dict[str, Origin] = {}
+        self._waiting: set[str] = set()
+        """Requests whose KV a worker was asked for and has not reported."""
+        self._ended: set[str] = set()
+        """Requests that ended since the last step."""
         self.stepped = False
         """Whether a step was built since the start."""
         declared = getattr(scheduler, "_TRANSFER_MODE", telemetry.mode)
@@ -52,13 +56,15 @@ class SchedulerObserver:
     def request_arrived(self, request: Any) -> None:
         """A request came in. A decode request of the other mode is named here, before its handshake fails."""
         params = request.kv_transfer_params
+        if not isinstance(params, dict):
+            return
+        # In either direction: a prefill may read what an earlier turn left on the decode side.
+        if params.get("do_remote_prefill") or params.get("remote_block_ids"):
+            self._remember_origin(request, params)
         # When a load has failed, vLLM adds a request that it aborts at once, so that P's blocks are freed.
         if getattr(request, "abort_immediately", False):
             return
-        if not isinstance(params, dict) or not params.get("do_remote_prefill"):
-            return
-        self._remember_origin(request, params)
-        if "transfer_mode" not in params:
+        if not params.get("do_remote_prefill") or "transfer_mode" not in params:
             return
         engine_id = str(params.get("remote_engine_id", ""))[:_TEXT_LIMIT]
         port = params.get("remote_port", 0)
@@ -91,13 +97,16 @@ class SchedulerObserver:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
     @guarded
-    def request_finished(self, request: Any, block_ids: Any, result: Any) -> None:
+    def request_finished(self, request: Any, result: Any) -> None:
         """A request is finished; the result says whether its blocks are held, and what the decode side is told."""
-        self._origins.pop(request.request_id, None)
+        # Not forgotten at once: where it ends before it was scheduled, a worker still tells the peer, in the next step.
+        if self._origins or self._waiting:
+            self._ended.add(request.request_id)
         is_held, handed_over = result
         if not is_held or not isinstance(handed_over, dict):
             return
-        lease = self._leases.open(request.request_id, sum(map(len, block_ids)), extract(request.trace_headers))
+        blocks = sum(map(len, handed_over["remote_block_ids"]))
+        lease = self._leases.open(request.request_id, blocks, extract(request.trace_headers))
         if lease is not None and lease.context is not None:
             handed_over[CARRIER] = inject(lease.context)
             if self.telemetry.mode is TransferMode.PUSH:
@@ -110,6 +119,8 @@ class SchedulerObserver:
         if isinstance(notes, WorkerNotes):
             # Ranks may differ by a step, and vLLM frees when all are done.
             self._expired |= notes.expired
+        if output.finished_recving:
+            self._waiting -= output.finished_recving
         if output.finished_sending:
             self._leases.close(output.finished_sending, self._expired)
             self._expired -= output.finished_sending
@@ -118,13 +129,26 @@ class SchedulerObserver:
     def step_built(self, metadata: Any) -> None:
         """The metadata of a step is ready for the workers."""
         self.stepped = True
-        if self._origins:
-            for request_id in metadata.reqs_to_recv:
-                if request_id in self._origins:
-                    self._notes.origins[request_id] = self._origins.pop(request_id)
+        if self._ended:
+            self._notes.abandoned = self._waiting & self._ended
+            self._waiting -= self._ended
+        for request_id in metadata.reqs_to_recv:
+            if request_id in self._origins:
+                self._notes.origins[request_id] = self._origins.pop(request_id)
+            if request_id not in self._ended and len(self._waiting) < LeaseTable.LIMIT:
+                self._waiting.add(request_id)
+        if self._ended:
+            for request_id in self._ended:
+                self._origins.pop(request_id, None)
+            self._ended = set()
         if self._notes:
             self._notes.attach(metadata)
             self._notes = StepNotes()
+
+    @guarded
+    def shut_down(self) -> None:
+        """The engine ends."""
+        self._leases.shut_down()
 
     @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
@@ -143,7 +167,7 @@ class SchedulerHooks(_Stock):
 
     def request_finished(self, request: Any, block_ids: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().request_finished(request, block_ids, *args, **kwargs)
-        self._nixl_telemetry.request_finished(request, block_ids, result)
+        self._nixl_telemetry.request_finished(request, result)
         return result
 
     def update_connector_output(self, connector_output: Any) -> Any:

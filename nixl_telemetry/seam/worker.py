@@ -10,11 +10,11 @@ What is touched, and why nothing public serves:
 - ``_read_blocks``, ``_xfer_blocks``: the NIXL agent is not told for which request or peer a transfer is.
 - ``_compute_desc_ids``: the block ids that are really moved, after prefix caching has trimmed them.
 - ``register_kv_caches``: where the compatibility hash is computed.
-- ``_ensure_handshake``, ``_read_blocks_for_req``, ``_send_registration_to_p``, ``_do_start_push_kv``: which request
-  asks for a handshake. The last one also has D's registration, with the trace context in it.
+- ``_ensure_handshake``, ``_background_nixl_handshake``, ``_send_registration_to_p``, ``_do_start_push_kv``: which
+  request asks for a handshake. The last one also has D's registration, with the trace context in it.
+- ``_read_blocks_for_req``: when all that was to be posted for a request now, was.
 - ``_do_send_reg_notif``: when a registration is really sent.
-- ``_get_new_notifs``, ``_pop_done_transfers``: which requests were fetched; others that vLLM reports as sent have
-  expired.
+- ``_get_new_notifs``: which requests were fetched; others that vLLM reports as sent have expired.
 - ``get_transfer_results`` (from 0.30 on) and ``get_finished``: which requests have their KV, or failed.
 
 Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invisible and everything else works.
@@ -33,7 +33,7 @@ from nixl_telemetry.compat.statement import Statement
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Waiters
-from nixl_telemetry.operations.lease import LeaseTable
+from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
 from nixl_telemetry.operations.receive import Origin, ReceiveTable
@@ -84,7 +84,7 @@ class WorkerObserver:
         self._receives = ReceiveTable(telemetry)
         self._waiters = Waiters()
         self._leases: dict[str, SpanContext] = {}
-        self._fetched: set[str] = set()
+        self._deliveries = Deliveries()
         self.expired: set[str] = set()
         """Requests whose lease has expired and whose scheduler does not know that yet."""
         self._mode = ModeCheck(telemetry)
@@ -99,9 +99,7 @@ class WorkerObserver:
         def argument(name: str, default: Any = None) -> Any:
             return self._handshake_parameters.get(name, args, kwargs, default)
 
-        peer = Peer(
-            str(argument("expected_engine_id"))[:TEXT_LIMIT], str(argument("host"))[:TEXT_LIMIT], int(argument("port"))
-        )
+        peer = _peer(argument("expected_engine_id"), argument("host"), argument("port"))
         conflict = self._conflicts.pop(peer.engine_id, None)
         _current.handshake = Handshake(
             self.telemetry,
@@ -111,6 +109,7 @@ class WorkerObserver:
             int(argument("remote_tp_size", 0)),
             # Another process's clock says nothing here.
             replace(conflict, at_ns=now_ns()) if conflict else None,
+            self._waiters.of(peer.engine_id),
         )
         return _current.handshake
 
@@ -120,8 +119,8 @@ class WorkerObserver:
         handshake, _current.handshake = _current.handshake, None
         if handshake is None:
             return
-        handshake.waiters = self._waiters.take(handshake.peer.engine_id)
         reason = handshake.finish(_failure(error) if error is not None else None)
+        self._waiters.leave(handshake.peer.engine_id)
         self._receives.shook_hands(handshake.peer.engine_id, handshake.error, handshake.message)
         if error is None:
             self._peers.meet(handshake.peer)
@@ -132,7 +131,7 @@ class WorkerObserver:
     def handshake_wanted(self, engine_id: str) -> None:
         """Somebody on this thread needs a peer; a handshake follows, or is under way, unless it was had before."""
         if _current.cause is not None and engine_id not in self._worker._remote_agents:
-            self._waiters.join(engine_id, _current.cause)
+            self._waiters.join(str(engine_id)[:TEXT_LIMIT], _current.cause)
 
     @guarded
     def acts_for_receive(self, request_id: str) -> None:
@@ -200,7 +199,10 @@ class WorkerObserver:
         if receive is not None:
             receive.turn_ns = receive.turn_ns or now_ns()
             request.parent, request.receive = receive.context, receive
-        elif _current.registered is not None:
+            return
+        if self.telemetry.mode is TransferMode.PUSH:
+            request.deliveries = self._deliveries
+        if _current.registered is not None:
             request.parent, request.links = _current.registered, (_current.lease,) if _current.lease else ()
         else:
             request.parent = _current.lease
@@ -215,7 +217,10 @@ class WorkerObserver:
     @guarded
     def posts_end(self, request_id: str) -> None:
         """All that was to be posted for a request now, was."""
-        self._receives.notified(request_id)
+        receive = self._receives.find(request_id)
+        if receive is not None:
+            invalid = getattr(self._worker, "_invalid_remote_engines", ())
+            self._receives.notified(request_id, receive.peer.engine_id not in invalid)
 
     @guarded
     def blocks_chosen(self, block_ids: Any, is_remote: bool) -> None:
@@ -231,14 +236,21 @@ class WorkerObserver:
     @guarded
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
-        notes = StepNotes.of(metadata)
-        if metadata.reqs_to_recv:
-            self._start_receives(metadata, notes.origins if notes is not None else {})
-        if notes is None:
+        if self._only_replicates:
             return
+        notes = StepNotes.of(metadata) or StepNotes()
         self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
         # Engines that never shake hands again may be among them.
         self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
+        if notes.abandoned:
+            self._receives.abandon(notes.abandoned, "the request ended while it waited")
+        for request_id, meta in metadata.reqs_to_recv.items():
+            self._start_receive(request_id, meta, metadata, notes.origins.get(request_id) or Origin())
+
+    @property
+    def _only_replicates(self) -> bool:
+        """Whether this is a rank that moves nothing itself: the first of its group serves the KV that they share."""
+        return getattr(self._worker, "pcp_rank", 0) > 0 and not getattr(self._worker, "pcp_dcp_sharded", False)
 
     def _remember(self, known: dict[str, Any], more: dict[str, Any], limit: int) -> None:
         """Add to a bounded map; the oldest go."""
@@ -247,35 +259,53 @@ class WorkerObserver:
             known.pop(next(iter(known)))
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
-    def _start_receives(self, metadata: Any, origins: dict[str, Origin]) -> None:
+    @guarded
+    def _start_receive(self, request_id: str, meta: Any, metadata: Any, origin: Origin) -> None:
         registrations = getattr(metadata, "push_registrations", None) or {}
-        for request_id, meta in metadata.reqs_to_recv.items():
-            blocks = sum(map(len, meta.local_block_ids))
-            if self.telemetry.mode is TransferMode.PUSH and request_id not in registrations:
-                continue  # aborted before it was scheduled: nothing is sent, nothing will come
-            remote = meta.remote
-            peer = Peer(str(remote.engine_id)[:TEXT_LIMIT], str(remote.host)[:TEXT_LIMIT], int(remote.port))
-            receive = self._receives.start(
-                request_id, str(remote.request_id)[:TEXT_LIMIT], peer, blocks, origins.get(request_id) or Origin()
-            )
-            if request_id in registrations and receive.context is not None:
-                registrations[request_id][CARRIER] = inject(receive.context)
+        if self.telemetry.mode is TransferMode.PUSH and request_id not in registrations:
+            return  # aborted before it was scheduled: nothing is sent, nothing will come
+        remote = meta.remote
+        receive = self._receives.start(
+            request_id,
+            str(remote.request_id)[:TEXT_LIMIT],
+            _peer(remote.engine_id, remote.host, remote.port),
+            sum(map(len, meta.local_block_ids)),
+            origin,
+        )
+        if request_id in registrations and receive.context is not None:
+            registrations[request_id][CARRIER] = inject(receive.context)
 
     @guarded
-    def fetched(self, request_ids: set[str]) -> None:
-        """These requests' KV has arrived: here, or at the peer that fetched it or got it."""
-        self._fetched |= request_ids
+    def notified(self, request_ids: set[str]) -> None:
+        """The decode side says that it has these; ranks that only replicate others' KV report all of theirs."""
+        for request_id in request_ids:
+            self._deliveries.arrived(request_id)
+        for request_id in getattr(self._worker, "_replicated_pcp_done_sending", ()):
+            self._deliveries.arrived(request_id)
 
     @guarded
-    def results_arrived(self, sent: set[str], received: set[str], failed: set[str]) -> None:
-        """The worker reports a step."""
+    def results_arrived(self, results: Any) -> None:
+        """The worker reports a step, in the way of vLLM 0.30 and later."""
+        self._reported(results.finished_sending, results.finished_recving, results.failed_recving)
+
+    @guarded
+    def finished_arrived(self, finished: Any) -> None:
+        """The worker reports a step, in the way of vLLM before 0.30."""
+        sent, received = finished
+        self._reported(sent, received, None)
+
+    def _reported(self, sent: set[str], received: set[str], failed: set[str] | None) -> None:
         if received:
             self._receives.finish(received, failed)
         if sent:
-            self.expired |= sent - self._fetched
+            self.expired |= self._deliveries.reported(sent)
             for request_id in sent:
                 self._leases.pop(request_id, None)
-        self._fetched = set()
+
+    @guarded
+    def shut_down(self) -> None:
+        """The worker ends."""
+        self._receives.shut_down()
 
     @guarded
     def notes_for_scheduler(self) -> WorkerNotes | None:
@@ -368,32 +398,20 @@ class WorkerHooks(_Stock):
 
     def _get_new_notifs(self) -> Any:
         notified = super()._get_new_notifs()
-        # Ranks that only replicate others' KV report every request as sent at once.
-        if notified or getattr(self, "_replicated_pcp_done_sending", None):
-            self._nixl_telemetry.fetched(notified | set(getattr(self, "_replicated_pcp_done_sending", ())))
+        self._nixl_telemetry.notified(notified)
         return notified
-
-    def _pop_done_transfers(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._pop_done_transfers(*args, **kwargs)
-        done = result[0] if isinstance(result, tuple) else result
-        if done:
-            self._nixl_telemetry.fetched(done)
-        return result
 
     def get_transfer_results(self) -> Any:
         results = super().get_transfer_results()
-        if results.finished_sending or results.finished_recving:
-            self._nixl_telemetry.results_arrived(
-                results.finished_sending, results.finished_recving, results.failed_recving
-            )
+        self._nixl_telemetry.results_arrived(results)
         return results
 
     def get_finished(self, *args: Any, **kwargs: Any) -> Any:
-        # From 0.30 on it calls the former; a request that is reported twice is finished once.
-        sent, received = super().get_finished(*args, **kwargs)
-        if sent or received:
-            self._nixl_telemetry.results_arrived(sent, received, set())
-        return sent, received
+        finished = super().get_finished(*args, **kwargs)
+        # From 0.30 on it calls the former.
+        if not hasattr(super(), "get_transfer_results"):
+            self._nixl_telemetry.finished_arrived(finished)
+        return finished
 
     def start_load_kv(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.notes_arrived(metadata)
@@ -415,14 +433,19 @@ class WorkerHooks(_Stock):
 class PullWorkerHooks(WorkerHooks):
     """For the pull worker, which READs."""
 
-    def _read_blocks_for_req(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
+    def _background_nixl_handshake(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
         observer = self._nixl_telemetry
         observer.acts_for_receive(req_id)
         try:
-            return super()._read_blocks_for_req(req_id, *args, **kwargs)
+            return super()._background_nixl_handshake(req_id, *args, **kwargs)
         finally:
             observer.acts_for_nobody()
-            observer.posts_end(req_id)
+
+    def _read_blocks_for_req(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._read_blocks_for_req(req_id, *args, **kwargs)
+        finally:
+            self._nixl_telemetry.posts_end(req_id)
 
     def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.post_starts(args, kwargs)
@@ -467,6 +490,12 @@ class PushWorkerHooks(WorkerHooks):
             return super()._xfer_blocks(*args, **kwargs)
         finally:
             self._nixl_telemetry.post_ends()
+
+
+def _peer(engine_id: object, host: object, port: object) -> Peer:
+    """A peer as a client's request names it: with anything where its address should be."""
+    number = port if isinstance(port, int) else int(port) if isinstance(port, str) and port.isdecimal() else 0
+    return Peer(str(engine_id)[:TEXT_LIMIT], str(host)[:TEXT_LIMIT], number)
 
 
 def _put_in_front(error: BaseException, reason: str) -> None:

@@ -207,13 +207,15 @@ RECEIVE_WAIT: Final = Metric(
     (Label("outcome", tuple(ReceiveOutcome)),),
     _TRANSFER_BUCKETS,
 )
+LEASE_OUTCOMES: Final = (LeaseOutcome.RELEASED, LeaseOutcome.EXPIRED)
+"""Those that a metric can tell."""
 LEASE_DURATION: Final = Metric(
     "nixl_lease_duration_seconds",
     Kind.HISTOGRAM,
     "Time for which the prefill side held the KV blocks of a finished request, until the decode side had them or the "
     "lease expired. The end is seen by an engine step: an idle engine holds blocks until its next one.",
     "P",
-    (Label("outcome", tuple(LeaseOutcome)),),
+    (Label("outcome", LEASE_OUTCOMES),),
     _LEASE_BUCKETS,
 )
 MODE_CONFLICTS: Final = Metric(

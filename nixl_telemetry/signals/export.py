@@ -2,13 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The export thread: engine threads hand over a callable, everything costly happens here."""
 
-import os
 import queue
 import threading
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
+from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.description import Describe
 
 
@@ -41,7 +40,7 @@ class ExportThread:
         self._limit = limit
         self._on_drop = on_drop
         self.reset()
-        _living.add(self)
+        in_children(self.reset)
 
     def reset(self) -> None:
         """Forget the queue and the thread, as a forked child must."""
@@ -84,14 +83,3 @@ class ExportThread:
                 item.done.set()
             else:
                 self._consume(item)
-
-
-_living: "weakref.WeakSet[ExportThread]" = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for thread in list(_living):
-        thread.reset()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.semconv import BlockDetail
 
 
@@ -87,6 +88,11 @@ class BlockBudget:
     LIMIT: Final = 500_000
 
     def __init__(self) -> None:
+        self.reset()
+        in_children(self.reset)
+
+    def reset(self) -> None:
+        """Nothing is reserved, as in a forked child: what waited there is the parent's."""
         self._lock = threading.Lock()
         self._taken = 0
 

@@ -106,14 +106,15 @@ RECEIVE_NOTIFICATION_DURATION: Final = "nixl.receive.notification.duration"
 """float, seconds; pull: from there until the worker reported the blocks; push: sending the registration."""
 
 LEASE_BLOCKS: Final = "nixl.lease.block.count"
-"""int; KV cache blocks (of vLLM's block size) that were held, over all KV cache groups."""
+"""int; KV cache blocks (of vLLM's block size) that are held for the decode side, over all KV cache groups."""
 LEASE_OUTCOME: Final = "nixl.lease.outcome"
 """string; a :class:`LeaseOutcome`."""
 
 BLOCK_LOCAL_ID: Final = "nixl.block.local.id"
-"""int; id of the block (the first one of a run) in this instance."""
+"""int; the block's id in this instance (the first one's of a run), as NIXL is asked for it: kernel blocks, of which a
+block of vLLM's size may have several."""
 BLOCK_REMOTE_ID: Final = "nixl.block.remote.id"
-"""int; id of the block (the first one of a run) in the peer."""
+"""int; the block's id in the peer (the first one's of a run), likewise."""
 BLOCK_GROUP: Final = "nixl.block.group"
 """int; index of the KV cache group."""
 BLOCK_REGION: Final = "nixl.block.region"
@@ -247,7 +248,9 @@ class LeaseOutcome(StrEnum):
     RELEASED = "released"
     """The decode side has the KV."""
     EXPIRED = "expired"
-    """Nobody fetched the KV, or renewed the lease, in time."""
+    """The decode side does not have the KV: nobody fetched it in time, or it could not be written."""
+    SHUTDOWN = "shutdown"
+    """The instance ended first. On spans only: its metrics end with it."""
 
 
 class BlockDetail(StrEnum):

@@ -2,10 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The thread that encodes spans and sends them, in batches: a collector that hangs delays nothing else."""
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
@@ -14,6 +12,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 
+from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import Exporter
 
@@ -25,6 +24,7 @@ end, too early for an export at exit."""
 _AGE_SECONDS: Final = 1.0
 """So long the first span of a batch waits at most."""
 _BATCH_SPANS: Final = 512
+_BLOCKS_PER_SPAN: Final = 16
 
 
 class SpanSender:
@@ -34,7 +34,7 @@ class SpanSender:
 
     Args:
         connect: Makes the exporter; called once in each process.
-        limit: Spans that may wait. Those beyond are lost.
+        limit: Spans that may wait, of which 16 spans of blocks count as one. Those beyond are lost.
         on_lost: Told how many spans were lost, because too many waited or because they could not be sent.
         on_error: Told what was raised.
     """
@@ -51,13 +51,14 @@ class SpanSender:
         self._on_lost = on_lost
         self._on_error = on_error
         self.reset()
-        _living.add(self)
+        in_children(self.reset)
 
     def reset(self) -> None:
         """Forget everything, as a forked child must."""
         self._changed = threading.Condition()
         self._waiting: deque[Item] = deque()
         self._span_count = 0
+        self._room = self._limit
         self._first_at = self._last_at = 0.0
         self._flushing = self._sending = self._closed = False
         self._exporter: Exporter | None = None
@@ -66,21 +67,27 @@ class SpanSender:
     def add(self, items: Iterable[Item]) -> None:
         """Hand spans over. Never waits for the exporter."""
         items = list(items)
-        count = sum(map(_count, items))
         if not items:
             return
         with self._changed:
-            if self._closed or self._span_count + count > self._limit:
-                self._on_lost(count)
+            fitting = self._fitting(items)
+            lost = sum(map(_count, items[fitting:]))
+            if lost:
+                self._on_lost(lost)
+            if not fitting:
                 return
+            begins = not self._waiting
             self._last_at = time.monotonic()
-            self._first_at = self._first_at if self._waiting else self._last_at
-            self._waiting.extend(items)
-            self._span_count += count
+            self._first_at = self._last_at if begins else self._first_at
+            self._waiting.extend(items[:fitting])
+            self._span_count += sum(map(_count, items[:fitting]))
+            self._room -= sum(map(_weight, items[:fitting]))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            # Once it knows of a batch, the thread wakes in time by itself.
+            if begins or self._span_count >= _BATCH_SPANS:
+                self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> bool:
         """Send what waits; false if that took longer than the timeout."""
@@ -107,10 +114,21 @@ class SpanSender:
                 while not self._is_due():
                     if self._closed:
                         return
-                    self._changed.wait(QUIET_SECONDS / 2 if self._waiting else None)
+                    self._changed.wait(self._seconds_to_wait())
                 batch = self._take_batch()
                 self._sending = True
             self._send(batch)
+
+    def _fitting(self, items: Sequence[Item]) -> int:
+        """How many of the items there is room for, in order: a transfer comes before its blocks."""
+        if self._closed:
+            return 0
+        room = self._room
+        for number, item in enumerate(items):
+            room -= _weight(item)
+            if room < 0:
+                return number
+        return len(items)
 
     def _is_due(self) -> bool:
         if not self._waiting:
@@ -124,12 +142,18 @@ class SpanSender:
             or now - self._first_at >= _AGE_SECONDS
         )
 
+    def _seconds_to_wait(self) -> float | None:
+        if not self._waiting:
+            return None
+        return max(0.0, min(self._last_at + QUIET_SECONDS, self._first_at + _AGE_SECONDS) - time.monotonic())
+
     def _take_batch(self) -> list[Item]:
         batch: list[Item] = []
         taken = 0
         while self._waiting and taken < _BATCH_SPANS:
             batch.append(self._waiting.popleft())
             taken += _count(batch[-1])
+            self._room += _weight(batch[-1])
         self._span_count -= taken
         self._first_at = self._last_at
         return batch
@@ -162,12 +186,6 @@ def _count(item: Item) -> int:
     return len(item.runs) if isinstance(item, BlockSpans) else 1
 
 
-_living: "weakref.WeakSet[SpanSender]" = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for sender in list(_living):
-        sender.reset()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _weight(item: Item) -> int:
+    """What an item takes of the room, by the memory that it takes."""
+    return -(-len(item.runs) // _BLOCKS_PER_SPAN) if isinstance(item, BlockSpans) else 1

@@ -37,7 +37,7 @@ class TraceFile:
         Raises:
             OSError: The file cannot be written.
         """
-        line = json.dumps(_hex_ids(MessageToDict(request)), separators=(",", ":")) + "\n"
+        line = json.dumps(_hex_ids(MessageToDict(request, use_integers_for_enums=True)), separators=(",", ":")) + "\n"
         with self._locked() as descriptor:
             remaining = memoryview(line.encode())
             while remaining:

@@ -434,6 +434,10 @@ def test_blocks_and_spans_of_two_ranks(servers: Fleet) -> None:
         transfers = named(spans, "nixl.transfer")
         assert len(transfers) == 2
         assert sum(span.attributes["nixl.transfer.size"] for span in transfers) == blocks_of(length) * BLOCK_BYTES
+        parents = {span.parent_span_id for span in transfers}
+        receives = {span.span_id for span in named(spans, "nixl.receive")}
+        # P writes to both ranks for the registration of one of them.
+        assert parents == receives if servers.mode == "pull" else len(parents & receives) == 1
         assert len({span.span_id for span in spans}) == len(spans)
 
 

@@ -4,15 +4,18 @@
 
 import queue
 from collections import defaultdict
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from opentelemetry.trace import SpanContext
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (
     NixlPullConnectorScheduler,
     NixlPushConnectorScheduler,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
@@ -104,6 +107,7 @@ def test_where_a_request_comes_from(scheduler: Any, observed: Observed) -> None:
     ended = finished(do_remote_decode=False)
     ended.request_id = "never scheduled"
     scheduler.request_finished(ended, ([],))
+    scheduler._nixl_telemetry.step_built(SimpleNamespace(reqs_to_recv={}))
 
     notes = StepNotes.of(metadata)
     assert notes is not None
@@ -112,6 +116,73 @@ def test_where_a_request_comes_from(scheduler: Any, observed: Observed) -> None:
     assert origin.lease is not None
     assert (f"{origin.parent.span_id:016x}", f"{origin.lease.span_id:016x}") == (SPAN_ID, "b" * 16)
     assert scheduler._nixl_telemetry._origins == {}
+
+
+REMOTE = {
+    "remote_engine_id": "there",
+    "remote_request_id": "s",
+    "remote_host": "10.0.0.7",
+    "remote_port": 5600,
+    "remote_block_ids": ([1, 2],),
+    "tp_size": 1,
+    CARRIER: {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"},
+}
+"""What a prefill instance tells of a request."""
+
+
+def arriving(**params: Any) -> Any:
+    """A request of the decode side, or of a later turn."""
+    request = finished()
+    request.kv_transfer_params = {**REMOTE, **params}
+    return request
+
+
+def test_a_request_that_is_aborted_before_it_is_scheduled(scheduler: Any) -> None:
+    """A worker still tells the peer, in the next step, and this belongs to the request's trace."""
+    request = arriving(do_remote_prefill=True)
+    request.status = RequestStatus.FINISHED_ABORTED
+    scheduler.on_new_request(request)
+    scheduler.request_finished(request, ([],))
+
+    metadata = scheduler.build_connector_meta(MagicMock())
+    notes = StepNotes.of(metadata)
+    assert list(metadata.reqs_to_recv) == ["r"]
+    assert notes is not None
+    assert list(notes.origins) == ["r"]
+    assert scheduler._nixl_telemetry._origins == {}
+
+
+def test_a_prefill_that_reads_from_an_earlier_turn(scheduler: Any) -> None:
+    """Bidirectional transfers: the context of the decode side's lease comes with the request."""
+    scheduler._nixl_telemetry.request_arrived(arriving(do_remote_decode=True))
+
+    (origin,) = scheduler._nixl_telemetry._origins.values()
+    assert origin.lease is not None
+    assert f"{origin.lease.span_id:016x}" == "b" * 16
+
+
+@pytest.mark.parametrize("has_its_kv", [False, True])
+def test_a_request_that_ends_while_it_waits(scheduler: Any, has_its_kv: bool) -> None:
+    """Its client went away: the workers are told, since vLLM may never report it."""
+    observer = scheduler._nixl_telemetry
+    observer.step_built(SimpleNamespace(reqs_to_recv={"r": None}))
+    if has_its_kv:
+        scheduler.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
+    scheduler.request_finished(arriving(do_remote_prefill=False), ([],))
+    metadata = SimpleNamespace(reqs_to_recv={})
+    observer.step_built(metadata)
+
+    notes = StepNotes.of(metadata)
+    assert (notes.abandoned if notes else set()) == (set() if has_its_kv else {"r"})
+    assert (observer._waiting, observer._ended) == (set(), set())
+
+
+def test_leases_at_shutdown(scheduler: Any, observed: Observed) -> None:
+    """Who was told of one finds it."""
+    scheduler.request_finished(finished(), ([1],))
+    scheduler._nixl_telemetry.shut_down()
+
+    assert observed.span("nixl.lease").attributes["nixl.lease.outcome"] == "shutdown"
 
 
 @pytest.mark.parametrize("carrier", ["x", 5, None, {}, {"traceparent": "x" * 10_000}, {"traceparent": {}}, [HEADERS]])
@@ -146,6 +217,7 @@ def worker_at_rest(worker: Any) -> Any:
         _invalid_remote_engines={},
         _engine_last_active={},
         _engine_by_address={},
+        _remote_registration_generations=defaultdict(int),
         _is_hma_required=False,
         _has_mamba=False,
         use_mla=False,
@@ -159,20 +231,98 @@ def worker_at_rest(worker: Any) -> Any:
 
 def reported(worker: Any) -> set[str]:
     """What it reports as sent, by the newest method that it has."""
-    stock = type(worker).__mro__[3]
-    if hasattr(stock, "get_transfer_results"):
+    if hasattr(type(worker).__mro__[3], "get_transfer_results"):
         return set(worker.get_transfer_results().finished_sending)
     return set(worker.get_finished()[0])
 
 
-def test_a_worker_tells_expired_from_fetched(pull_worker: Any, observed: Observed) -> None:
-    """vLLM reports both in one set."""
+@pytest.mark.parametrize("report", [reported, lambda worker: set(worker.get_finished()[0])])
+def test_a_worker_tells_expired_from_fetched(pull_worker: Any, report: Any) -> None:
+    """vLLM reports both in one set, by whichever of its methods is called."""
     worker = worker_at_rest(pull_worker)
     worker.nixl_wrapper = SimpleNamespace(get_new_notifs=lambda: {"agent": [b"fetched:1"]})
     worker.transfer_topo.tp_ratio = lambda size: 1
 
-    assert reported(worker) == {"late", "fetched"}
+    assert report(worker) == {"late", "fetched"}
     notes = worker._nixl_telemetry.notes_for_scheduler()
     assert notes is not None
     assert notes.expired == {"late"}
     assert worker._nixl_telemetry.notes_for_scheduler() is None
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_lease_that_runs_out_after_a_write(push_worker: Any, observed: Observed, has_failed: bool) -> None:
+    """Whether the decode side has the KV decides, however long ago it was written."""
+    monkeypatch_mode(observed, TransferMode.PUSH)
+    worker = worker_at_rest(push_worker)
+    observer = worker._nixl_telemetry
+    spec = SimpleNamespace(remote_rank=0, local_block_ids=[[1]], remote_block_ids=[[2]])
+    observer.post_starts((), {"read_spec": spec, "request_id": "late", "remote_request_id": "s", "dst_engine_id": "e"})
+    handle = object()
+    observer.transfers.prepared(observer.transfers.start("WRITE", [1]), handle)
+    observer.transfers.posting(handle)
+    if has_failed:
+        observer.transfers.polled(handle, "ERR")
+    else:
+        observer.transfers.done(handle, SimpleNamespace(xferDuration=1, postDuration=1, totalBytes=1, descCount=1))
+    observer.post_ends()
+    observer.finished_arrived((set(), set()))
+    observer.finished_arrived(({"late"}, set()))
+
+    assert observer.expired == ({"late"} if has_failed else set())
+
+
+def monkeypatch_mode(observed: Observed, mode: TransferMode) -> None:
+    """The fixture's hub is a pull connector's."""
+    vars(observed.telemetry)["mode"] = mode
+
+
+def to_receive(request_id: str, port: Any = 5600) -> Any:
+    """What a worker is told of a request whose KV it is to receive."""
+    metadata = NixlConnectorMetadata()
+    params = {**REMOTE, "remote_port": port}
+    metadata.add_new_req_to_recv(request_id, ([1, 2],), params)
+    return metadata.reqs_to_recv[request_id]
+
+
+def test_the_request_that_needs_a_handshake_is_its_cause(pull_worker: Any) -> None:
+    """In every version, wherever it asks for it."""
+    worker = worker_at_rest(pull_worker)
+    worker._handshake_initiation_executor.shutdown()
+    worker._handshake_initiation_executor = MagicMock(submit=lambda *args: Future())
+    worker._ready_requests = queue.Queue()
+    worker._bidirectional_kv_xfer_enabled = False
+    worker._logical_to_kernel_block_ids = lambda block_ids, *ratio: block_ids
+    metadata = NixlConnectorMetadata()
+    metadata.reqs_to_recv = {name: to_receive(name) for name in ("first", "second")}
+    worker.start_load_kv(metadata)
+
+    observer = worker._nixl_telemetry
+    receives = [observer._receives.find(name) for name in ("first", "second")]
+    assert [receive.context for receive in receives] == observer._waiters.of("there")
+    assert None not in observer._waiters.of("there")
+
+
+def test_one_bad_request_hides_no_other(pull_worker: Any, observed: Observed) -> None:
+    """A request's parameters come from a client."""
+    observer = pull_worker._nixl_telemetry
+    broken = to_receive("broken")
+    broken.local_block_ids = 7
+    requests = {"port": to_receive("port", port="x" * 10_000), "broken": broken, "good": to_receive("good")}
+    notes = StepNotes(leases={"l": SpanContext(1, 2, False)})
+    metadata = SimpleNamespace(reqs_to_recv=requests)
+    notes.attach(metadata)
+    observer.notes_arrived(metadata)
+
+    assert [observer._receives.find(name) is not None for name in requests] == [True, False, True]
+    assert observer._receives.find("port").peer.port == 0
+    assert list(observer._leases) == ["l"]
+    assert observed.updates() == {("nixl_telemetry_errors_total", "hook"): 1}
+
+
+def test_a_rank_that_only_replicates_follows_nothing(pull_worker: Any) -> None:
+    """The first rank of its group serves the KV that they share, and is the one that is told."""
+    pull_worker.pcp_rank, pull_worker.pcp_dcp_sharded = 1, False
+    pull_worker._nixl_telemetry.notes_arrived(SimpleNamespace(reqs_to_recv={"r": to_receive("r")}))
+
+    assert pull_worker._nixl_telemetry._receives.find("r") is None

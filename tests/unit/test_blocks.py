@@ -3,6 +3,7 @@
 """Spans of blocks: every block once, from where to where, with bytes that add up."""
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -151,6 +152,32 @@ def test_none_where_not_wanted_or_not_sampled(collector: Collector, settings: di
     assert [span.name for span in spans] == (["nixl.transfer"] if sampled else [])
     assert telemetry.blocks.take(BlockBudget.LIMIT)
     telemetry.close()
+
+
+def test_no_limit_means_no_limit(collector: Collector) -> None:
+    """As many blocks as a queue has room for records."""
+    settings = Settings.load({"telemetry": {"block_span_limit": 0}}, {})
+    telemetry = Telemetry(settings, TransferMode.PULL, {})
+    ids = list(range(settings.queue_size))
+    transfer(telemetry, [ids], [ids[::-1]])
+
+    spans = Observed(telemetry, collector).spans()
+    assert (len(blocks_of(spans)), len(spans)) == (8192, 8193)
+    assert telemetry.drain()["nixl_transfer_blocks_total"] == {"read": 8192}  # type: ignore[index]
+    telemetry.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_the_whole_budget() -> None:
+    """What waits in the parent is the parent's, and so may be the lock."""
+    budget = BlockBudget()
+    assert budget.take(BlockBudget.LIMIT)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if budget.take(BlockBudget.LIMIT) else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not budget.take(1)
 
 
 def test_waiting_ids_are_bounded(observed: Observed) -> None:

@@ -269,13 +269,14 @@ def test_who_waited_for_it(observed: Observed, start: Start) -> None:
     for context in (first, second, first):
         waiters.join("there", context)
     handshake = start()
-    handshake.waiters = waiters.take("there")
+    handshake.waiters = waiters.of("there")
     handshake.finish()
+    waiters.leave("there")
 
     span = observed.span("nixl.handshake")
     assert (span.trace_id, span.parent_span_id) == (f"{1:032x}", f"{1:016x}")
     assert [link.trace_id for link in span.links] == [f"{2:032x}"]
-    assert list(waiters.take("there")) == []
+    assert waiters.of("there") == []
 
 
 def test_waiters_are_bounded() -> None:
@@ -287,4 +288,4 @@ def test_waiters_are_bounded() -> None:
         waiters.join("one", SpanContext(1, 1 + number, True))
 
     assert len(waiters._waiting) <= Waiters.LIMIT
-    assert len(waiters.take("one")) == Waiters.LINKS
+    assert len(waiters.of("one")) == Waiters.LINKS

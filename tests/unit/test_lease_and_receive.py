@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from nixl_telemetry.operations import receive
-from nixl_telemetry.operations.lease import LeaseTable
+from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.receive import Origin, Receive, ReceiveTable
 from nixl_telemetry.signals.semconv import ErrorType, Signal, TransferMode
@@ -130,7 +130,7 @@ def test_a_failed_handshake_fails_who_waits_for_it(
     other = table.start("o", "p", Peer("elsewhere"), 1, Origin())
     clock[0] = 6_000
     table.shook_hands("there", error, "no answer")
-    table.finish(["r"], ["r"])
+    table.finish(["r"], {"r"})
 
     span = observed.span("nixl.receive")
     assert (span.status, span.status_message, span.attributes["error.type"]) == ("ERROR", "no answer", error)
@@ -163,13 +163,101 @@ def test_parent_and_link(
 def test_nothing_to_receive_ends_with_the_notification(observed: Observed) -> None:
     """The prefix cache had all blocks: the peer is told, and vLLM reports nothing."""
     table, begun = start(observed, blocks=0)
-    table.notified("r")
+    table.notified("r", True)
     assert observed.spans() == []
     begun.turn_ns = begun.posted_ns = begun.start_ns + 1
-    table.notified("r")
+    table.notified("r", True)
 
     assert observed.span("nixl.receive").attributes["nixl.receive.block.count"] == 0
     assert table.find("r") is None
+    assert observed.updates() == {}
+
+
+@pytest.mark.parametrize("fault", ["handshake", "invalid peer"])
+def test_nothing_to_receive_and_nobody_to_tell(observed: Observed, fault: str) -> None:
+    """vLLM reports nothing then either; it is a failure, and not remembered for ever."""
+    table, _ = start(observed, blocks=0)
+    if fault == "handshake":
+        table.shook_hands("there", ErrorType.UNREACHABLE, "nobody listens")
+    else:
+        table.notified("r", False)
+
+    assert observed.span("nixl.receive").status == "ERROR"
+    assert table.find("r") is None
+    assert list(observed.updates()) == [(WAIT, "failed")]
+
+
+def test_a_handshake_that_failed_and_was_tried_again(observed: Observed) -> None:
+    """vLLM decides whether the request failed."""
+    table, _ = start(observed)
+    table.shook_hands("there", ErrorType.TIMEOUT, "no answer")
+    table.shook_hands("there", None, "")
+    table.finish(["r"], set())
+
+    span = observed.span("nixl.receive")
+    assert (span.status, "error.type" in span.attributes) == ("UNSET", False)
+    assert list(observed.updates()) == [(WAIT, "received")]
+
+
+def test_where_vllm_does_not_say_who_failed(observed: Observed) -> None:
+    """Before 0.30: what went wrong on the way decides."""
+    table, _ = start(observed)
+    table.start("o", "p", PEER, 1, NOWHERE)
+    begun = table.find("r")
+    assert begun is not None
+    begun.fail(ErrorType.TRANSFER_FAILED, "lost")
+    table.finish(["r", "o"], None)
+
+    assert sorted((span.attributes["nixl.request.id"], span.status) for span in observed.spans()) == [
+        ("o", "UNSET"),
+        ("r", "ERROR"),
+    ]
+
+
+@pytest.mark.parametrize("how", ["the request ended while it waited", "the instance was shut down"])
+def test_a_receive_that_is_given_up(observed: Observed, how: str) -> None:
+    """The client went away, or the instance ends: told, with the reason."""
+    table, _ = start(observed)
+    if "shut down" in how:
+        table.shut_down()
+    else:
+        table.abandon({"r", "unknown"}, how)
+    table.finish(["r"], set())
+
+    span = observed.span("nixl.receive")
+    assert (span.status, span.status_message, span.attributes["error.type"]) == ("ERROR", how, "_OTHER")
+
+
+def test_leases_that_are_held_at_the_end(observed: Observed) -> None:
+    """Their spans are there for whoever refers to them; no metric can tell of them any more."""
+    leases = LeaseTable(observed.telemetry)
+    leases.open("r", 5, REQUEST)
+    leases.shut_down()
+
+    assert observed.span("nixl.lease").attributes["nixl.lease.outcome"] == "shutdown"
+    assert observed.updates() == {}
+
+
+def test_whose_kv_arrived() -> None:
+    """All parts of it; what failed to be written is not there, whenever it is reported."""
+    deliveries = Deliveries()
+    for request_id in ("whole", "half"):
+        deliveries.arrived(request_id)
+    deliveries.failed("half")
+    deliveries.arrived("half")
+
+    assert deliveries.reported(["whole", "half", "never"]) == {"half", "never"}
+    assert deliveries._arrived == {}
+
+
+def test_deliveries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is never reported does not stay."""
+    monkeypatch.setattr(Deliveries, "LIMIT", 2)
+    deliveries = Deliveries()
+    for number in range(5):
+        deliveries.arrived(str(number))
+
+    assert len(deliveries._arrived) == 2
 
 
 def test_receives_are_bounded(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
+from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import span_count
+from nixl_telemetry.signals.moves import Run
+from nixl_telemetry.signals.semconv import BlockDetail
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
 
@@ -118,6 +121,22 @@ def test_a_collector_that_fails_and_comes_back(bench: Bench) -> None:
     assert bench.sender.flush(5)
 
     assert (bench.lost, bench.sent, len(bench.errors), bench.connected) == ([3], [2], 1, 1)
+
+
+def test_of_a_tree_that_is_too_large_the_first_spans_go(bench: Bench) -> None:
+    """The transfer comes before its blocks, of which 16 take the room of one span."""
+    owner = span(0)
+    runs = [Run(0, number, number, 1) for number in range(64)]
+    blocks = BlockSpans(owner, runs, BlockDetail.EACH, False, {}, None)
+    sender = SpanSender(bench.connect, 5, bench.lost.append, bench.errors.append)
+    sender.add([owner, blocks, blocks])
+
+    assert sender.flush(5)
+    assert (bench.sent, bench.lost) == ([65], [64])
+    sender.add([owner] * 5)
+    assert sender.flush(5)
+    assert bench.sent == [65, 5]
+    sender.close(5)
 
 
 def test_closing_is_bounded(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.settings import Settings
@@ -27,6 +27,8 @@ def request(name: str) -> ExportTraceServiceRequest:
         span_id=bytes(range(8)),
         parent_span_id=bytes(range(8, 16)),
         name=name,
+        kind=Span.SPAN_KIND_CLIENT,
+        status=Status(code=Status.STATUS_CODE_ERROR, message="lost"),
         attributes=[KeyValue(key="n", value=AnyValue(int_value=5))],
         links=[Span.Link(trace_id=bytes(16), span_id=bytes(8))],
     )
@@ -45,7 +47,7 @@ def spans(path: Path) -> list[dict[str, Any]]:
 
 
 def test_otlp_json(tmp_path: Path) -> None:
-    """Ids are in hex, as the specification wants and protobuf's own JSON does not have them."""
+    """Ids are in hex and enums are numbers, as the specification wants and protobuf's own JSON does not have them."""
     path = tmp_path / "new" / "trace.jsonl"
     TraceFile(path, 10_000, 2).send(request("first"))
 
@@ -53,6 +55,7 @@ def test_otlp_json(tmp_path: Path) -> None:
     assert span["traceId"] == "000102030405060708090a0b0c0d0e0f"
     assert span["spanId"] == "0001020304050607"
     assert span["parentSpanId"] == "08090a0b0c0d0e0f"
+    assert (span["kind"], span["status"]) == (3, {"message": "lost", "code": 2})
     assert span["links"] == [{"traceId": "00" * 16, "spanId": "00" * 8}]
     assert span["attributes"] == [{"key": "n", "value": {"intValue": "5"}}]
 
