@@ -73,14 +73,17 @@ class SpanSender:
             if self._closed or self._span_count + count > self._limit:
                 self._on_lost(count)
                 return
+            begins = not self._waiting
             self._last_at = time.monotonic()
-            self._first_at = self._first_at if self._waiting else self._last_at
+            self._first_at = self._last_at if begins else self._first_at
             self._waiting.extend(items)
             self._span_count += count
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            # Once it knows of a batch, the thread wakes in time by itself.
+            if begins or self._span_count >= _BATCH_SPANS:
+                self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> bool:
         """Send what waits; false if that took longer than the timeout."""
@@ -107,7 +110,7 @@ class SpanSender:
                 while not self._is_due():
                     if self._closed:
                         return
-                    self._changed.wait(QUIET_SECONDS / 2 if self._waiting else None)
+                    self._changed.wait(self._seconds_to_wait())
                 batch = self._take_batch()
                 self._sending = True
             self._send(batch)
@@ -123,6 +126,11 @@ class SpanSender:
             or now - self._last_at >= QUIET_SECONDS
             or now - self._first_at >= _AGE_SECONDS
         )
+
+    def _seconds_to_wait(self) -> float | None:
+        if not self._waiting:
+            return None
+        return max(0.0, min(self._last_at + QUIET_SECONDS, self._first_at + _AGE_SECONDS) - time.monotonic())
 
     def _take_batch(self) -> list[Item]:
         batch: list[Item] = []
