@@ -18,6 +18,7 @@ from nixl_telemetry.operations.peer import Peer
 BLOCKS: Final = 16384
 BLOCK_BYTES: Final = 64
 _PROGRESS_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 1e-3
 
 
 class Side:
@@ -82,23 +83,23 @@ class Reader:
         if observer is not None:
             observer._peers.meet(Peer(PEER, "127.0.0.1", 5600))
 
-    def metadata(self, blocks: int) -> Any:
-        """A step's metadata, with one request to fetch."""
-        number = next(self._numbers)
+    def metadata(self, blocks: int, requests: int) -> Any:
+        """A step's metadata, with requests to fetch."""
         metadata = NixlConnectorMetadata()
-        # Every other block, so that none are neighbours; lists of their own, as the scheduler makes them.
-        local, remote = list(range(0, BLOCKS, BLOCKS // blocks))[:blocks], list(range(blocks))
-        metadata.reqs_to_recv[f"request-{number}"] = ReqMeta(
-            local_block_ids=[local],
-            local_physical_block_ids=[local],
-            tp_size=1,
-            remote=RemoteMeta([remote], "127.0.0.1", 5600, PEER, f"remote-{number}"),
-            awaiting_kvs=True,
-        )
+        for number in itertools.islice(self._numbers, requests):
+            # Lists of their own, as the scheduler makes them.
+            local, remote = list(range(0, BLOCKS, BLOCKS // blocks))[:blocks], list(range(blocks))
+            metadata.reqs_to_recv[f"request-{number}"] = ReqMeta(
+                local_block_ids=[local],
+                local_physical_block_ids=[local],
+                tp_size=1,
+                remote=RemoteMeta([remote], "127.0.0.1", 5600, PEER, f"remote-{number}"),
+                awaiting_kvs=True,
+            )
         return metadata
 
     def post(self, metadata: Any) -> None:
-        """The step that posts the transfer."""
+        """The step that posts the transfers."""
         self.connector.bind_connector_metadata(metadata)
         self.connector.start_load_kv(None)
 
@@ -116,6 +117,14 @@ class Reader:
         self.worker.get_transfer_results()
         self.connector.get_kv_connector_stats()
         self.connector.build_connector_worker_meta()
+
+    def settle(self) -> None:
+        """Until the suite has exported what it was told."""
+        observer = getattr(self.worker, "_nixl_telemetry", None)
+        if observer is None:
+            time.sleep(_PAUSE_SECONDS)
+        elif not observer.telemetry._export.run(lambda: None, _PROGRESS_SECONDS):
+            raise TimeoutError("the suite does not get through what it was told")
 
     def forget(self) -> None:
         """The peer's agent keeps what it was told until somebody asks."""

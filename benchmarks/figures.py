@@ -106,24 +106,30 @@ def pooled(rounds: Sequence[Sequence[float]], drawn: Sequence[int]) -> list[floa
 
 
 def compare(
-    name: str, ours: tuple[float, Interval], control: tuple[float, Interval], tolerance: float = 0.03
+    name: str,
+    ours: tuple[float, Interval],
+    control: tuple[float, Interval],
+    more_is_better: bool = False,
+    tolerance: float = 0.03,
 ) -> Budget:
-    """The budget of a ratio: as near to 1 as stock is to itself.
+    """The budget of a ratio: hardly worse than 1, and not to be told apart from what stock is to itself.
 
     Args:
         name: Of the budget.
         ours: Instrumented by stock, with its interval.
         control: Stock by stock, measured in the same run.
-        tolerance: How far the ratio may be from 1.
+        more_is_better: Whether a ratio above 1 is the better one.
+        tolerance: How much worse than 1 the ratio may be.
     """
     ratio, interval = ours
     control_ratio, control_interval = control
+    worse = sorted((bound - 1) * (-100 if more_is_better else 100) for bound in interval)
     return Budget(
         name,
-        abs(ratio - 1) * 100,
+        (ratio - 1) * (-100 if more_is_better else 100),
         tolerance * 100,
         "%",
-        interval=Interval((interval.low - 1) * 100, (interval.high - 1) * 100),
+        interval=Interval(*worse),
         besides=interval.overlaps(control_interval),
         remark=f"instrumented ÷ stock {ratio:.3f} [{interval.low:.3f}, {interval.high:.3f}]; stock ÷ stock "
         f"{control_ratio:.3f} [{control_interval.low:.3f}, {control_interval.high:.3f}]",

@@ -5,6 +5,10 @@
 Each hooked class gets two more layers: one in front of the hooks, which starts the thread's CPU clock, and one between
 the hooks and vLLM's class, which stops it while vLLM's own code runs. What is counted is so the whole of each hook, its
 call included, and nothing of vLLM's.
+
+Reading the clock takes a while, and longer in a busy server, whose caches are full of other things, than in a loop. So
+a method that is not hooked gets the layers, too, with nothing between them: what is counted there is the clock's own
+time, and it is taken off each stretch.
 """
 
 import functools
@@ -13,12 +17,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
 from nixl_telemetry.seam import instrument
 
 _clock = time.thread_time_ns
+
+NOTHING: Final = "nothing"
+"""What is counted where there is no hook."""
+EMPTY: Final = frozenset({"get_block_ids_with_load_errors", "take_events"})
+"""Methods that vLLM calls in each step, of the worker and of the scheduler, and that have no hook."""
 
 _OWN_THREADS: Final = "nixl-telemetry"
 """How the names of the suite's threads begin."""
@@ -44,15 +52,14 @@ class Meter:
     def __init__(self) -> None:
         self._everybody: list[dict[str, list[int]]] = []
         self._thread = _Thread(self._everybody)
-        self.overhead_ns = self._empty_segment_ns()
 
     def hooks(self) -> dict[str, tuple[int, int]]:
-        """Nanoseconds and stretches of CPU time by hook, over all threads; the clock's own time is taken off."""
+        """Nanoseconds and stretches of CPU time by hook, over all threads, with the clock's own time."""
         sums: dict[str, tuple[int, int]] = {}
         for totals in list(self._everybody):
             for name, (spent, count) in list(totals.items()):
                 before = sums.get(name, (0, 0))
-                sums[name] = before[0] + max(0, spent - round(count * self.overhead_ns)), before[1] + count
+                sums[name] = before[0] + spent, before[1] + count
         return sums
 
     def outer(self, name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,28 +109,24 @@ class Meter:
         label = stock.__name__
         outer = {name: self.outer(f"{label}.{name}", getattr(hooks, name)) for name in names}
         inner = {name: self.inner(f"{label}.{name}", getattr(stock, name)) for name in names}
+        for name in EMPTY.intersection(dir(stock)) - names:
+            outer[name] = self.outer(NOTHING, self.inner(NOTHING, getattr(stock, name)))
         layers = type("_Outer", (), outer), hooks, type("_Inner", (), inner), stock
         return type(f"Measured{label}", layers, {"__module__": stock.__module__, **members})
 
     def count_methods(self, owner: type, *names: str) -> None:
-        """Count these methods of a class of the suite's, with what they call of vLLM's."""
+        """Count these methods of a class of the suite's."""
         for name in names:
             setattr(owner, name, self.outer(f"{owner.__name__}.{name}", getattr(owner, name)))
+
+    def leave_out_methods(self, owner: type, *names: str) -> None:
+        """Do not count these methods of a class of vLLM's where the suite calls them."""
+        for name in names:
+            setattr(owner, name, self.inner(f"{owner.__name__}.{name}", getattr(owner, name)))
 
     def install(self) -> None:
         """Count the hooks of all objects that are instrumented from now on."""
         instrument._derive = self.layered
-
-    def _empty_segment_ns(self) -> float:
-        """What a stretch without any work is counted as."""
-        nothing = self.outer("nothing", lambda: None)
-        found = []
-        for _ in range(2000):
-            self._thread.totals.clear()
-            nothing()
-            found.append(self._thread.totals["nothing"][0])
-        self._thread.totals.clear()
-        return median(found)
 
 
 def _add(thread: _Thread, name: str) -> None:

@@ -26,25 +26,27 @@ Real prefill and decode servers serve four clients; spans are sampled and export
 A layer in front of every hook starts the thread's CPU clock, and one behind it stops the clock while vLLM's own code
 runs, so that all of a hook counts and nothing of vLLM's.
 The suite's threads are read from their own clocks.
-gRPC's threads count as the suite's, though vLLM's exporter shares them.
-What reading the clocks takes is calibrated and taken off, from the suite's part as from the whole.
-The value is that of the worst process.
+gRPC's threads count as the suite's wherever it sends spans, though vLLM's exporter shares them.
+What reading the clock takes is measured in the same steps, around nothing, and taken off.
+The value is that of worker and engine core together, of the instance where it is greater.
 
 **A client's view.**
 Two stock pairs and an instrumented one, all started alike and with `--otlp-traces-endpoint`; those that are not
 measured are stopped (SIGSTOP).
 Many short rounds, in an order that changes; each pair gets the same requests.
-The value is how far the ratio of the instrumented pair to both stock pairs is from 1: the median of the rounds'
-ratios, for the p99 the ratio over all rounds.
-A budget is kept where that is within its limit *and* the 95 % bootstrap interval overlaps that of stock ÷ stock, of
-which it should not be possible to tell it apart.
+The value is how much worse the instrumented pair is than both stock pairs; negative is better.
+It comes from the median of the rounds' ratios, for the p99 from the ratio over all rounds.
+A budget is kept where that is within its limit *and* the 95 % bootstrap interval of the ratio overlaps that of
+stock ÷ stock, from which it should not be possible to tell it apart.
 Where stock ÷ stock is itself far from 1, or its interval wide, the machine is too noisy to say more.
 
 **Engine-thread costs.**
 vLLM's real connector classes, without a model, stock and instrumented, in turns.
 The value is the median difference of the calling thread's CPU time; wall time is listed beside it.
 For transfers two real NIXL agents move real memory, while the suite's threads make and encode the spans.
-They are timed around the step that posts and the step that sees the end, and not in between.
+Each step posts several transfers; the step that posts them and the step that sees their end are timed, and what is
+added is divided by their number.
+A single one after a pause costs more, since nothing of the suite's is in the core's caches any more: it is listed, too.
 
 **Block spans.**
 One thread makes and serialises the same spans, with the suite's encoder and with the SDK's

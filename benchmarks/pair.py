@@ -100,7 +100,7 @@ def _of_mode(mode: str) -> Part:
     budgets = []
     for name, statistic in _STATISTICS.items():
         control = statistic(first, second)
-        budgets.append(compare(f"{name}, {mode}", statistic(ours, both), control))
+        budgets.append(compare(f"{name}, {mode}", statistic(ours, both), control, name.startswith("throughput")))
     budgets = [replace(budget, besides=budget.besides and spans > 0) for budget in budgets]
     figures = [
         Figure(f"spans of the suite in the run, {mode}", spans, "spans"),
@@ -203,10 +203,10 @@ def _ratio_of_percentiles(of_round: Callable[[Round], list[float]], share: float
 
 
 _STATISTICS: Final[dict[str, _Statistic]] = {
-    "throughput": _median_of_ratios(lambda one: one.throughput),
-    "time to first token, p50": _median_of_ratios(lambda one: median(one.first_token)),
-    "time to first token, p99": _ratio_of_percentiles(lambda one: one.first_token, 0.99),
-    "time between tokens, p50": _median_of_ratios(lambda one: median(one.between)),
+    "throughput, lower than stock": _median_of_ratios(lambda one: one.throughput),
+    "time to first token p50, longer than stock": _median_of_ratios(lambda one: median(one.first_token)),
+    "time to first token p99, longer than stock": _ratio_of_percentiles(lambda one: one.first_token, 0.99),
+    "time between tokens p50, longer than stock": _median_of_ratios(lambda one: median(one.between)),
 }
 
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from benchmarks.figures import Budget, Figure, Interval, Part
 
+ORDER: Final = ("share", "pair", "step", "transfer", "block_spans", "handshake", "imports", "memory", "settings")
+"""The parts, as the page has them."""
 PATH: Final = Path(__file__).with_name("results.json")
 
 
@@ -36,7 +38,9 @@ def merge(old: Mapping[str, Any], machine: Mapping[str, Any], parts: Mapping[str
     merged: dict[str, Any] = {"machine": dict(machine)}
     for kind in ("budgets", "figures"):
         entries = [entry for entry in kept.get(kind, []) if entry["part"] not in parts]
-        merged[kind] = entries + [{"part": name, **entry} for name, part in parts.items() for entry in part[kind]]
+        entries += [{"part": name, **entry} for name, part in parts.items() for entry in part[kind]]
+        # Of several runs or one: the same order.
+        merged[kind] = sorted(entries, key=lambda entry: ORDER.index(entry["part"]))
     return {**merged, "samples": samples}
 
 

@@ -36,16 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     wanted = [part for name in options.only for part in (MICRO if name == "micro" else (name,))]
     modes = tuple(options.modes.split(","))
-    parts = {}
+    found = results.load()
     start = time.monotonic()
     for part in dict.fromkeys(wanted):
-        print(f"bench: {part}", flush=True)
-        parts[part] = _micro(part) if part in MICRO else results.encode(SERVERS[part](modes))
-        for budget in parts[part]["budgets"]:
+        begin = time.monotonic()
+        measured = _micro(part) if part in MICRO else results.encode(SERVERS[part](modes))
+        print(f"bench: {part}, {time.monotonic() - begin:.0f} s", flush=True)
+        for budget in measured["budgets"]:
             print("  " + page.sentence(budget), flush=True)
-    found = results.merge(results.load(), machine.describe(), parts)
-    results.save(found)
-    page.PATH.write_text(page.make(found), encoding="utf-8")
+        # After each part, so that what was found is kept if a later one fails.
+        found = results.merge(found, machine.describe(), {part: measured})
+        results.save(found)
+        page.PATH.write_text(page.make(found), encoding="utf-8")
     missed = [budget["name"] for budget in found["budgets"] if not budget["ok"]]
     kept = len(found["budgets"]) - len(missed)
     summary = f"bench: {kept} of {len(found['budgets'])} budgets kept, {time.monotonic() - start:.0f} s"

@@ -6,7 +6,6 @@ Real NIXL agents move real memory; vLLM's real worker posts a READ and asks for 
 the suite's own threads make its spans and encode them.
 """
 
-import time
 from functools import partial
 from statistics import median
 from typing import Any, Final
@@ -16,7 +15,11 @@ from benchmarks.bare import exporting_to_sink
 from benchmarks.figures import Budget, Figure, Part, differences, median_interval
 from benchmarks.interleave import Cost, cost_of, interleaved
 
-ROUNDS: Final = {10: 1000, 10_000: 200}
+TOGETHER: Final = 8
+"""Transfers that one step posts."""
+ROUNDS: Final = {10: 400, 10_000: 150}
+"""How often, by the number of blocks."""
+ALONE_ROUNDS: Final = 300
 LIMIT_US: Final = 50.0
 POLLS: Final = 1000
 
@@ -29,30 +32,46 @@ def measure() -> Part:
     with exporting_to_sink():
         stock, ours = Reader(instrumented=False), Reader(instrumented=True)
         for blocks, rounds in ROUNDS.items():
-            theirs, mine = interleaved(
-                partial(_transfer, stock, blocks), partial(_transfer, ours, blocks), rounds, warm_up=20
-            )
-            added = differences([cost.cpu / 1e3 for cost in mine], [cost.cpu / 1e3 for cost in theirs])
-            wall = differences([cost.wall / 1e3 for cost in mine], [cost.wall / 1e3 for cost in theirs])
+            theirs, mine = _compare(stock, ours, blocks, TOGETHER, rounds)
+            added, wall = _added(mine, theirs)
             samples[f"{blocks} blocks, added CPU µs"] = added
             samples[f"{blocks} blocks, added wall µs"] = wall
             name = f"engine-thread cost of a transfer of {blocks:,} blocks, post to done"
-            interval = median_interval(added)
-            budgets.append(Budget(name, median(added), LIMIT_US, "µs", interval=interval))
+            budgets.append(Budget(name, median(added), LIMIT_US, "µs", interval=median_interval(added)))
             figures.append(Figure(f"the stock transfer, {blocks:,} blocks", median(c.cpu / 1e3 for c in theirs), "µs"))
             figures.append(Figure(f"added in wall time, {blocks:,} blocks", median(wall), "µs", median_interval(wall)))
+        few, many = (samples[f"{blocks} blocks, added CPU µs"] for blocks in ROUNDS)
+        figures.append(Figure("cost for 10,000 blocks by the cost for 10", median(many) / median(few), "times"))
+        theirs, mine = _compare(stock, ours, 10, 1, ALONE_ROUNDS)
+        alone, _ = _added(mine, theirs)
+        samples["10 blocks, alone, added CPU µs"] = alone
+        name = "engine-thread cost of a transfer of 10 blocks, alone after a pause"
+        figures.append(Figure(name, median(alone), "µs", median_interval(alone)))
         figures.append(Figure("added by each further poll", _poll_cost(ours) / 1e3, "µs"))
     return Part(budgets, figures, samples)
 
 
-def _transfer(reader: Reader, blocks: int) -> Cost:
-    metadata = reader.metadata(blocks)
-    post = cost_of(lambda: reader.post(metadata))
+def _compare(stock: Reader, ours: Reader, blocks: int, together: int, rounds: int) -> tuple[list[Cost], list[Cost]]:
+    return interleaved(
+        partial(_transfer, stock, blocks, together), partial(_transfer, ours, blocks, together), rounds, warm_up=10
+    )
+
+
+def _added(mine: list[Cost], theirs: list[Cost]) -> tuple[list[float], list[float]]:
+    """CPU and wall time that is added, in microseconds."""
+    cpu = differences([cost.cpu / 1e3 for cost in mine], [cost.cpu / 1e3 for cost in theirs])
+    return cpu, differences([cost.wall / 1e3 for cost in mine], [cost.wall / 1e3 for cost in theirs])
+
+
+def _transfer(reader: Reader, blocks: int, together: int) -> Cost:
+    metadata = reader.metadata(blocks, together)
+    post = cost_of(partial(reader.post, metadata))
     reader.wait()
     rest = cost_of(reader.ask)
-    # The export threads get the core before the next one starts, as they do while an engine computes.
-    time.sleep(1e-3 if blocks < 1000 else 2e-2)
-    return Cost(post.wall + rest.wall, post.cpu + rest.cpu)
+    reader.forget()
+    # The suite's threads finish before the next ones start, as they do while an engine computes.
+    reader.settle()
+    return Cost((post.wall + rest.wall) / together, (post.cpu + rest.cpu) / together)
 
 
 def _poll_cost(reader: Reader) -> float:

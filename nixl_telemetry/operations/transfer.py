@@ -8,7 +8,7 @@ NIXL times a handle (one for each request and remote rank), not a block, and vLL
 import logging
 import threading
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from opentelemetry.trace import SpanContext, SpanKind
@@ -71,6 +71,19 @@ class Request:
     deliveries: Deliveries | None = None
     """Who is to know whether its KV arrived at the peer, in push."""
     has_transfer: bool = False
+
+    def without_blocks(self) -> "Request":
+        """What is told of it once its transfer has ended."""
+        return Request(
+            self.request_id,
+            self.remote_request_id,
+            self.peer,
+            self.remote_rank,
+            by_region=self.by_region,
+            parent=self.parent,
+            links=self.links,
+            has_transfer=self.has_transfer,
+        )
 
 
 class Current(threading.local):
@@ -153,7 +166,7 @@ class Transfer:
         if self.request is not None:
             self._hold_blocks(self.request)
             # What waits to be exported or written must not hold more lists of blocks than are bounded for.
-            self.request = replace(self.request, local_blocks=(), remote_blocks=(), receive=None, deliveries=None)
+            self.request = self.request.without_blocks()
         direction = self.direction
         record = self.telemetry.record
         if self.posted:

@@ -116,7 +116,8 @@ class SchedulerObserver:
     def output_arrived(self, output: Any) -> None:
         """The workers report a step."""
         notes = output.kv_connector_worker_meta
-        if isinstance(notes, WorkerNotes):
+        # Asking an abstract class is slow, and in nearly all steps there is nothing to ask about.
+        if notes is not None and isinstance(notes, WorkerNotes):
             # Ranks may differ by a step, and vLLM frees when all are done.
             self._expired |= notes.expired
         if output.finished_recving:

@@ -30,12 +30,15 @@ class LogWriter:
         # Wrapped here and not configured: structlog's global configuration belongs to the application.
         self._logger = structlog.wrap_logger(
             logger(),
-            processors=[structlog.stdlib.filter_by_level, renderer, _point_at_caller],
+            processors=[renderer, _point_at_caller],
             wrapper_class=structlog.stdlib.BoundLogger,
         ).bind(**common)
 
     def write(self, line: LogLine, context: SpanContext | None) -> None:
         """Log one line, with the ids of its span where there is one."""
+        # Asked first: most lines are of transfers that succeeded, which nobody wants to see.
+        if not logger().isEnabledFor(line.level):
+            return
         ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context else {}
         self._logger.log(line.level, line.event.value, **_keys(line.attributes), **ids)
 

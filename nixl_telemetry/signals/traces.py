@@ -3,7 +3,6 @@
 """Spans: which are exported, with which ids, and to where."""
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -111,9 +110,16 @@ class SpanWriter:
         """Ids for a span that begins; its sampling is decided now."""
         # From the operating system: vLLM seeds Python's generator alike in every worker, so P and D would draw the same
         # ids, and drawing would change what vLLM draws.
-        trace_id = parent.trace_id if parent is not None else 1 + secrets.randbelow(2**128 - 1)
+        trace_id = parent.trace_id if parent is not None else _random_id(16)
+        sampler = self._provider.sampler
+        if sampler is DEFAULT_ON:
+            # By far the most frequent one, on the engine's thread: what it would say is known.
+            sampled = parent is None or parent.trace_flags.sampled
+            flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+            state = parent.trace_state if parent is not None else None
+            return SpanContext(trace_id, _new_span_id(), is_remote=False, trace_flags=flags, trace_state=state)
         around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
-        result = self._provider.sampler.should_sample(around, trace_id, name, kind)
+        result = sampler.should_sample(around, trace_id, name, kind)
         flags = TraceFlags(TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT)
         return SpanContext(trace_id, _new_span_id(), is_remote=False, trace_flags=flags, trace_state=result.trace_state)
 
@@ -201,7 +207,11 @@ _SCOPE: Final = InstrumentationScope(SCOPE, __version__, SCHEMA_URL)
 
 
 def _new_span_id() -> int:
-    return 1 + secrets.randbelow(2**64 - 1)
+    return _random_id(8)
+
+
+def _random_id(size: int) -> int:
+    return int.from_bytes(os.urandom(size), "big") or 1
 
 
 def _child_of(parent: SpanContext) -> SpanContext:

@@ -91,37 +91,47 @@ CONTROL = (1.0, Interval(0.98, 1.02))
     ("ratio", "interval", "expected"),
     [
         (1.01, (0.99, 1.03), True),
-        (0.99, (0.97, 1.01), True),
-        (1.04, (1.00, 1.08), False),  # too far from 1
-        (0.96, (0.92, 1.00), False),  # better is as suspicious as worse
-        (1.025, (1.021, 1.03), False),  # near to 1, but not as stock is to itself
+        (0.90, (0.82, 0.99), True),  # better is no harm
+        (1.04, (1.00, 1.08), False),  # too much worse
+        (1.025, (1.021, 1.03), False),  # little, but not as stock is to itself
     ],
 )
-def test_a_ratio_is_judged_by_its_distance_and_by_the_control(
-    ratio: float, interval: tuple[float, float], expected: bool
+@pytest.mark.parametrize("more_is_better", [False, True])
+def test_a_ratio_is_judged_by_how_much_worse_it_is_and_by_the_control(
+    ratio: float, interval: tuple[float, float], expected: bool, more_is_better: bool
 ) -> None:
-    budget = figures.compare("throughput", (ratio, Interval(*interval)), CONTROL)
+    if more_is_better:
+        ratio, interval = 2 - ratio, (2 - interval[1], 2 - interval[0])
+    budget = figures.compare("throughput", (ratio, Interval(*interval)), CONTROL, more_is_better)
 
     assert budget.ok is expected
-    assert budget.value == pytest.approx(abs(ratio - 1) * 100)
+    assert budget.value == pytest.approx(100 * ((1 - ratio) if more_is_better else (ratio - 1)))
+    assert budget.interval is not None
+    assert budget.interval.low <= budget.value <= budget.interval.high
     assert f"instrumented ÷ stock {ratio:.3f}" in budget.remark
     assert "stock ÷ stock 1.000 [0.980, 1.020]" in budget.remark
 
 
 def test_what_is_spent_is_the_difference_of_two_reports() -> None:
     """Hooks and threads that came in between count from 0; what counting costs is taken off."""
-    before = {"process_ns": 1e9, "bench_ns": 0, "hooks": {"a": [1e6, 1]}, "threads": {"others": 1e9}}
+    before = {
+        "process_ns": 1e9,
+        "writer_ns": 0,
+        "hooks": {"a": [1e6, 1], "nothing": [0, 0]},
+        "threads": {"others": 1e9},
+    }
     after = {
         "process_ns": 3.1e9,
-        "bench_ns": 0.1e9,
-        "hooks": {"a": [11e6, 5], "b": [4e6, 1]},
+        "writer_ns": 0.08e9,
+        "hooks": {"a": [16e6, 6], "b": [5e6, 1], "nothing": [4e6, 4]},
         "threads": {"others": 3e9, "nixl-telemetry-send": 5e6, "gRPC": 1e6},
     }
 
     counted = difference("decode's worker", before, after)
 
-    assert counted.process == pytest.approx(2.0)
+    assert counted.clock_ns == 1e6
     assert counted.own == pytest.approx({"a": 0.01, "b": 0.004, "nixl-telemetry-send": 0.005, "gRPC": 0.001})
+    assert counted.process == pytest.approx(2.0)
     assert counted.share == pytest.approx(1.0)
 
 
@@ -216,7 +226,7 @@ def test_a_run_of_some_parts_keeps_the_others_of_the_same_machine() -> None:
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    merged = results.merge({}, ANYWHERE, {"step": results.encode(PART), "none": results.encode(Part())})
+    merged = results.merge({}, ANYWHERE, {"step": results.encode(PART), "pair": results.encode(Part())})
     path = tmp_path / "results.json"
     results.save(merged, path)
 

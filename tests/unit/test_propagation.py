@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from opentelemetry import trace
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from nixl_telemetry.signals.propagation import extract, inject
 
@@ -50,6 +52,19 @@ def test_headers() -> None:
 def test_what_is_no_context(carrier: Any) -> None:
     """No error, no context."""
     assert extract(carrier) is None
+
+
+@given(
+    st.from_regex(r"[ ]?[0f][0-9f]-[0-9a-f]{31,33}-[0-9a-f]{16}-[0-9a-f]{2}(-x)?", fullmatch=True)
+    | st.sampled_from([PARENT, "00" + "-" + "0" * 32 + PARENT[35:], PARENT[:36] + "0" * 16 + "-01"]),
+    st.none() | st.sampled_from(["", "vendor=x", "a=1,b=2", "=", "a=1,a=2"]) | st.text("ab=,", max_size=12),
+)
+def test_as_the_propagator_of_opentelemetry(traceparent: str, tracestate: str | None) -> None:
+    """The same contexts out of the same headers."""
+    carrier = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate is not None else {})
+    expected = trace.get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
+
+    assert extract(carrier) == (expected if expected.is_valid else None)
 
 
 @given(
