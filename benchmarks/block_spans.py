@@ -17,7 +17,7 @@ from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
-from nixl_telemetry.signals.sender import encode
+from nixl_telemetry.signals.sender import encode_batch
 
 SIZES: Final = {64: 150, 2048: 20}
 """Blocks of a transfer, and how often it is measured."""
@@ -84,7 +84,7 @@ def measure() -> Part:
 def _ours(owner: ReadableSpan, moves: BlockMoves) -> bytes:
     detail, runs = moves.detail(BlockDetail.EACH, 0)
     spans = BlockSpans(owner, runs, detail, False, SHARED, BLOCK_BYTES * len(moves))
-    message: bytes = encode(list(spans.slices(2048))).SerializeToString()
+    message: bytes = encode_batch(list(spans.slices(2048))).SerializeToString()
     return message
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind
@@ -19,6 +18,7 @@ from opentelemetry.trace import SpanKind
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.moves import Run
+from nixl_telemetry.signals.otlp import SpanItem, encode
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
@@ -79,28 +79,24 @@ class BlockSpans:
         keys.append(semconv.BLOCK_REGION if self.by_region else semconv.BLOCK_GROUP)
         if self.size_bytes is not None:
             keys.append(semconv.BLOCK_SIZE)
-        # Encoded by the SDK's encoder, as all other spans are.
-        request = encode_spans(
-            [
-                ReadableSpan(
-                    SpanName.BLOCK,
-                    context=self.owner.context,
-                    parent=self.owner.context,
-                    resource=self.owner.resource,
-                    attributes={
-                        **dict.fromkeys(keys, 0),
-                        semconv.BLOCK_TIMING: _TIMING,
-                        **self.attributes,
-                        **({semconv.BLOCK_COUNT: 0} if self.detail is BlockDetail.RUNS else {}),
-                    },
-                    kind=SpanKind.INTERNAL,
-                    instrumentation_scope=self.owner.instrumentation_scope,
-                    start_time=self.owner.start_time,
-                    end_time=self.owner.end_time,
-                )
-            ]
+        attributes = {
+            **dict.fromkeys(keys, 0),
+            semconv.BLOCK_TIMING: _TIMING,
+            **self.attributes,
+            **({semconv.BLOCK_COUNT: 0} if self.detail is BlockDetail.RUNS else {}),
+        }
+        span = ReadableSpan(
+            SpanName.BLOCK,
+            context=self.owner.context,
+            parent=self.owner.context,
+            resource=self.owner.resource,
+            kind=SpanKind.INTERNAL,
+            instrumentation_scope=self.owner.instrumentation_scope,
+            status=self.owner.status,
+            start_time=self.owner.start_time,
+            end_time=self.owner.end_time,
         )
-        template: OtlpSpan = request.resource_spans[0].scope_spans[0].spans[0]
+        template: OtlpSpan = encode([SpanItem(span, attributes)]).resource_spans[0].scope_spans[0].spans[0]
         return template
 
 

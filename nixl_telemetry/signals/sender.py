@@ -8,21 +8,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
 
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import Exporter
+from nixl_telemetry.signals.otlp import SpanItem, encode
 
-Item: TypeAlias = ReadableSpan | BlockSpans
+Item: TypeAlias = SpanItem | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
 """So long after the last span a batch is sent: vLLM kills its workers a few hundred milliseconds after it told them to
 end, too early for an export at exit."""
-_AGE_SECONDS: Final = 1.0
-"""So long the first span of a batch waits at most."""
+_AGE_SECONDS: Final = 5.0
+"""So long the first span of a batch waits at most, as with OpenTelemetry's own batches."""
 _BATCH_SPANS: Final = 512
 _BLOCKS_PER_SPAN: Final = 16
 
@@ -162,19 +161,19 @@ class SpanSender:
         try:
             if self._exporter is None:
                 self._exporter = self._connect()
-            self._exporter.send(encode(batch))
+            self._exporter.send(encode_batch(batch))
         except Exception as error:
             self._on_error(error)
             self._on_lost(sum(map(_count, batch)))
 
 
-def encode(batch: Sequence[Item]) -> ExportTraceServiceRequest:
+def encode_batch(batch: Sequence[Item]) -> ExportTraceServiceRequest:
     """Spans of one process, all of one scope, as an OTLP message."""
-    readable = [item for item in batch if isinstance(item, ReadableSpan)]
+    items = [item for item in batch if isinstance(item, SpanItem)]
     blocks = [item for item in batch if isinstance(item, BlockSpans)]
-    request = encode_spans(readable or [blocks[0].owner])
+    request = encode(items or [SpanItem(blocks[0].owner, {})])
     spans = request.resource_spans[0].scope_spans[0].spans
-    if not readable:
+    if not items:
         # Sent before; it only told resource and scope.
         del spans[:]
     for block in blocks:

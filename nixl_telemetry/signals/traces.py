@@ -24,6 +24,7 @@ from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import Exporter, connect, is_configured
 from nixl_telemetry.signals.moves import Run
+from nixl_telemetry.signals.otlp import SpanItem
 from nixl_telemetry.signals.semconv import (
     BLOCK_DETAIL,
     ERROR_TYPE,
@@ -184,7 +185,6 @@ class SpanWriter:
             context=context,
             parent=parent,
             resource=self._provider.resource,
-            attributes=attributes,
             events=[Event(event.name, event.attributes, offset_ns + event.at_ns) for event in span.events],
             links=[Link(link) for link in span.links],
             kind=span.kind,
@@ -193,7 +193,7 @@ class SpanWriter:
             start_time=offset_ns + span.start_ns,
             end_time=offset_ns + span.end_ns,
         )
-        yield readable
+        yield SpanItem(readable, attributes)
         if span.blocks is not None and runs:
             size = attributes.get(TRANSFER_BYTES)
             shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
