@@ -9,6 +9,7 @@ name, in ``MultiConnector`` too.
 """
 
 import functools
+import sys
 from collections.abc import MutableMapping
 from typing import Any, Final, Protocol
 
@@ -23,17 +24,16 @@ STOCK_NAMES: Final = {
 }
 """The stock name of each own name."""
 
+_FACTORY: Final = "vllm.distributed.kv_transfer.kv_connector.factory"
 _INSTALLED: Final = "_nixl_telemetry_installed"
 
 
 def install() -> None:
     """Register the own names and watch for configs; calling it again does nothing."""
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    for name in STOCK_NAMES:
-        if name not in KVConnectorFactory._registry:
-            KVConnectorFactory.register_connector(name, MODULE, name)
+    if _FACTORY in sys.modules:
+        _register_names()
 
     stock = VllmConfig.__post_init__
     if hasattr(stock, _INSTALLED):
@@ -44,6 +44,8 @@ def install() -> None:
         from nixl_telemetry.settings import SettingsError
 
         try:
+            if self.kv_transfer_config is not None:
+                _register_names()
             resolve(self.kv_transfer_config)
         except SettingsError:
             raise
@@ -53,6 +55,18 @@ def install() -> None:
 
     setattr(resolve_first, _INSTALLED, True)
     VllmConfig.__post_init__ = resolve_first
+
+
+def _register_names() -> None:
+    """Make the factory know the own names.
+
+    Not before it is needed: importing it takes half a second, and most processes of most vLLMs transfer no KV.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    for name in STOCK_NAMES:
+        if name not in KVConnectorFactory._registry:
+            KVConnectorFactory.register_connector(name, MODULE, name)
 
 
 class _Config(Protocol):
