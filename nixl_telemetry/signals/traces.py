@@ -3,6 +3,7 @@
 """Spans: which are exported, with which ids, and to where."""
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from nixl_telemetry import __version__
+from nixl_telemetry.forking import in_children
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.blocks import BlockSpans
@@ -109,20 +111,18 @@ class SpanWriter:
 
     def new_context(self, parent: SpanContext | None, name: SpanName, kind: SpanKind) -> SpanContext:
         """Ids for a span that begins; its sampling is decided now."""
-        # From the operating system: vLLM seeds Python's generator alike in every worker, so P and D would draw the same
-        # ids, and drawing would change what vLLM draws.
-        trace_id = parent.trace_id if parent is not None else _random_id(16)
+        trace_id = parent.trace_id if parent is not None else _ids.trace_id()
         sampler = self._provider.sampler
         if sampler is DEFAULT_ON:
             # By far the most frequent one, on the engine's thread: what it would say is known.
             sampled = parent is None or parent.trace_flags.sampled
             flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
             state = parent.trace_state if parent is not None else None
-            return SpanContext(trace_id, _new_span_id(), is_remote=False, trace_flags=flags, trace_state=state)
+            return SpanContext(trace_id, _ids.span_id(), is_remote=False, trace_flags=flags, trace_state=state)
         around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
         result = sampler.should_sample(around, trace_id, name, kind)
         flags = TraceFlags(TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT)
-        return SpanContext(trace_id, _new_span_id(), is_remote=False, trace_flags=flags, trace_state=result.trace_state)
+        return SpanContext(trace_id, _ids.span_id(), is_remote=False, trace_flags=flags, trace_state=result.trace_state)
 
     def write(self, span: Span) -> SpanContext | None:
         """Export a span with its children if its trace is sampled, or if it is to be kept.
@@ -206,14 +206,34 @@ class SpanWriter:
 _SCOPE: Final = InstrumentationScope(SCOPE, __version__, SCHEMA_URL)
 
 
-def _new_span_id() -> int:
-    return _random_id(8)
+class _Ids:
+    """Random ids, from a generator of this process's own.
+
+    vLLM seeds Python's global one alike in every worker: P and D would draw the same ids, and drawing would change what
+    vLLM draws. The operating system's would have the engine's thread give up Python's lock, and wait for it behind the
+    threads that make and send spans.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+        in_children(self.reset)
+
+    def reset(self) -> None:
+        """Start from new entropy, as a forked child must."""
+        self._random = random.Random()  # noqa: S311 - ids need not be hard to guess
+
+    def trace_id(self) -> int:
+        """Never 0."""
+        return self._random.getrandbits(128) or 1
+
+    def span_id(self) -> int:
+        """Never 0."""
+        return self._random.getrandbits(64) or 1
 
 
-def _random_id(size: int) -> int:
-    return int.from_bytes(os.urandom(size), "big") or 1
+_ids: Final = _Ids()
 
 
 def _child_of(parent: SpanContext) -> SpanContext:
     """Within one description, what is decided for the parent holds for its children."""
-    return SpanContext(parent.trace_id, _new_span_id(), False, parent.trace_flags, parent.trace_state)
+    return SpanContext(parent.trace_id, _ids.span_id(), False, parent.trace_flags, parent.trace_state)

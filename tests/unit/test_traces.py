@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Spans: ids, clocks, sampling, and which exporter the standard variables ask for."""
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -226,3 +227,20 @@ def test_without_an_exporter_there_is_no_span() -> None:
 
     assert one.write(span()) is None
     assert not one.is_exporting
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_ids_of_its_own(writer: Writer) -> None:
+    """vLLM forks its workers: two of them must not draw the same ones."""
+    one = writer()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, str(one.new_context(None, SpanName.LEASE, SpanKind.PRODUCER).span_id).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        theirs = int(pipe.read())
+
+    assert theirs != one.new_context(None, SpanName.LEASE, SpanKind.PRODUCER).span_id
