@@ -83,8 +83,10 @@ def measure() -> Part:
 
 def _ours(owner: ReadableSpan, moves: BlockMoves) -> bytes:
     detail, runs = moves.detail(BlockDetail.EACH, 0)
-    spans = BlockSpans(owner, runs, detail, False, SHARED, BLOCK_BYTES * len(moves))
-    message: bytes = encode_batch(list(spans.slices(2048))).SerializeToString()
+    around = encode_spans([owner])
+    encoded = around.resource_spans[0].scope_spans[0].spans.pop()
+    spans = BlockSpans(encoded, runs, detail, False, SHARED, BLOCK_BYTES * len(moves))
+    message: bytes = encode_batch(around, spans.slices(2048)).SerializeToString()
     return message
 
 

@@ -11,14 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan, SpanFlags
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import SpanItem, encode
+from nixl_telemetry.signals.otlp import key_values
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
@@ -35,7 +33,7 @@ class BlockSpans:
         size_bytes: Bytes of all these blocks, if known.
     """
 
-    owner: ReadableSpan
+    owner: OtlpSpan
     runs: Sequence[Run]
     detail: BlockDetail
     by_region: bool
@@ -85,19 +83,18 @@ class BlockSpans:
             **self.attributes,
             **({semconv.BLOCK_COUNT: 0} if self.detail is BlockDetail.RUNS else {}),
         }
-        span = ReadableSpan(
-            SpanName.BLOCK,
-            context=self.owner.context,
-            parent=self.owner.context,
-            resource=self.owner.resource,
-            kind=SpanKind.INTERNAL,
-            instrumentation_scope=self.owner.instrumentation_scope,
+        return OtlpSpan(
+            trace_id=self.owner.trace_id,
+            parent_span_id=self.owner.span_id,
+            trace_state=self.owner.trace_state,
+            flags=SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
+            name=SpanName.BLOCK,
+            kind=OtlpSpan.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=self.owner.start_time_unix_nano,
+            end_time_unix_nano=self.owner.end_time_unix_nano,
+            attributes=key_values(attributes),
             status=self.owner.status,
-            start_time=self.owner.start_time,
-            end_time=self.owner.end_time,
         )
-        template: OtlpSpan = encode([SpanItem(span, attributes)]).resource_spans[0].scope_spans[0].spans[0]
-        return template
 
 
 _TIMING: Final = "transfer"

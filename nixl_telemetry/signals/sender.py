@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import Exporter
-from nixl_telemetry.signals.otlp import SpanItem, encode
 
-Item: TypeAlias = SpanItem | BlockSpans
+Item: TypeAlias = OtlpSpan | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
 """So long after the last span a batch is sent: vLLM kills its workers a few hundred milliseconds after it told them to
@@ -33,6 +33,7 @@ class SpanSender:
 
     Args:
         connect: Makes the exporter; called once in each process.
+        envelope: Gives a message without spans.
         limit: Spans that may wait, of which 16 spans of blocks count as one. Those beyond are lost.
         on_lost: Told how many spans were lost, because too many waited or because they could not be sent.
         on_error: Told what was raised.
@@ -41,11 +42,13 @@ class SpanSender:
     def __init__(
         self,
         connect: Callable[[], Exporter],
+        envelope: Callable[[], ExportTraceServiceRequest],
         limit: int,
         on_lost: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._connect = connect
+        self._envelope = envelope
         self._limit = limit
         self._on_lost = on_lost
         self._on_error = on_error
@@ -161,23 +164,27 @@ class SpanSender:
         try:
             if self._exporter is None:
                 self._exporter = self._connect()
-            self._exporter.send(encode_batch(batch))
+            self._exporter.send(encode_batch(self._envelope(), batch))
         except Exception as error:
             self._on_error(error)
             self._on_lost(sum(map(_count, batch)))
 
 
-def encode_batch(batch: Sequence[Item]) -> ExportTraceServiceRequest:
-    """Spans of one process, all of one scope, as an OTLP message."""
-    items = [item for item in batch if isinstance(item, SpanItem)]
-    blocks = [item for item in batch if isinstance(item, BlockSpans)]
-    request = encode(items or [SpanItem(blocks[0].owner, {})])
+def encode_batch(envelope: ExportTraceServiceRequest, batch: Iterable[Item]) -> ExportTraceServiceRequest:
+    """Spans as an OTLP message.
+
+    Args:
+        envelope: A message without spans; it is copied.
+        batch: Spans of one process, all of one scope.
+    """
+    request = ExportTraceServiceRequest()
+    request.CopyFrom(envelope)
     spans = request.resource_spans[0].scope_spans[0].spans
-    if not items:
-        # Sent before; it only told resource and scope.
-        del spans[:]
-    for block in blocks:
-        block.encode(spans)
+    for item in batch:
+        if isinstance(item, BlockSpans):
+            item.encode(spans)
+        else:
+            spans.append(item)
     return request
 
 

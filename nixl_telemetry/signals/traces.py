@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags
 
 from nixl_telemetry import __version__
 from nixl_telemetry.forking import in_children
@@ -26,7 +27,7 @@ from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import Exporter, connect, is_configured
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import SpanItem
+from nixl_telemetry.signals.otlp import encode_span, envelope
 from nixl_telemetry.signals.semconv import (
     BLOCK_DETAIL,
     ERROR_TYPE,
@@ -97,7 +98,9 @@ class SpanWriter:
         if settings.traces and settings.trace_file:
             path, size, count = Path(settings.trace_file), settings.trace_file_max_bytes, settings.trace_file_count
             connects.append(partial(TraceFile, path, size, count))
-        self._senders = [SpanSender(connect, settings.queue_size, on_lost, on_error) for connect in connects]
+        self._senders = [
+            SpanSender(connect, lambda: self._envelope, settings.queue_size, on_lost, on_error) for connect in connects
+        ]
 
     @property
     def is_exporting(self) -> bool:
@@ -162,6 +165,10 @@ class SpanWriter:
         resource = Resource.create({"vllm.process_id": str(os.getpid())})
         return TracerProvider(resource=resource, shutdown_on_exit=False)
 
+    @cached_property
+    def _envelope(self) -> ExportTraceServiceRequest:
+        return envelope(self._provider.resource, _SCOPE)
+
     def _reason_to_keep(self, span: Span) -> Kept | None:
         if not self._settings.keep_failed:
             return None
@@ -180,24 +187,12 @@ class SpanWriter:
             wanted = BlockDetail(self._settings.block_spans)
             detail, runs = span.blocks.detail(wanted, self._settings.block_span_limit)
             attributes[BLOCK_DETAIL] = detail
-        readable = ReadableSpan(
-            span.name,
-            context=context,
-            parent=parent,
-            resource=self._provider.resource,
-            events=[Event(event.name, event.attributes, offset_ns + event.at_ns) for event in span.events],
-            links=[Link(link) for link in span.links],
-            kind=span.kind,
-            instrumentation_scope=_SCOPE,
-            status=Status(StatusCode.ERROR, span.message) if span.error is not None else Status(),
-            start_time=offset_ns + span.start_ns,
-            end_time=offset_ns + span.end_ns,
-        )
-        yield SpanItem(readable, attributes)
+        encoded = encode_span(span, context, parent, attributes, offset_ns)
+        yield encoded
         if span.blocks is not None and runs:
             size = attributes.get(TRANSFER_BYTES)
             shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
-            spans = BlockSpans(readable, runs, attributes[BLOCK_DETAIL], span.blocks.by_region, shared, size)
+            spans = BlockSpans(encoded, runs, attributes[BLOCK_DETAIL], span.blocks.by_region, shared, size)
             yield from spans.slices(_SLICE_SPANS)
         for child in span.children:
             yield from self._tree(child, _child_of(context), context, {}, offset_ns)

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Attributes are encoded as OpenTelemetry's own encoder does it."""
+"""Spans become the messages that OpenTelemetry's own encoder makes of the SDK's spans."""
 
 from hypothesis import given, strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext
+from opentelemetry.sdk.trace import Event as SdkEvent, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from nixl_telemetry.signals.attributes import AttributeValue
-from nixl_telemetry.signals.otlp import SpanItem, encode
-from nixl_telemetry.signals.semconv import Direction
+from nixl_telemetry.signals.description import Event, Span
+from nixl_telemetry.signals.otlp import encode_span, envelope
+from nixl_telemetry.signals.semconv import Direction, ErrorType, EventName, SpanName
 
 VALUES = (
     st.text()
@@ -20,15 +22,63 @@ VALUES = (
     | st.lists(st.text(), max_size=3).map(tuple)
     | st.sampled_from(Direction)
 )
+ATTRIBUTES = st.dictionaries(st.text(min_size=1), VALUES, max_size=8)
+CONTEXTS = st.builds(
+    SpanContext,
+    st.integers(1, 2**128 - 1),
+    st.integers(1, 2**64 - 1),
+    st.booleans(),
+    st.sampled_from([TraceFlags(0), TraceFlags(1)]),
+    st.sampled_from([TraceState(), TraceState([("vendor", "x")])]),
+)
+RESOURCE, SCOPE = Resource({"service.name": "x", "n": 1}), InstrumentationScope("s", "1", "https://schema")
 
 
-def span(attributes: dict[str, AttributeValue] | None) -> ReadableSpan:
-    """A span."""
-    context = SpanContext(1, 2, is_remote=False)
-    return ReadableSpan("x", context=context, attributes=attributes, resource=Resource({}), start_time=1, end_time=2)
-
-
-@given(st.dictionaries(st.text(min_size=1), VALUES, max_size=8))
-def test_as_the_sdk_does(attributes: dict[str, AttributeValue]) -> None:
+@given(
+    ATTRIBUTES,
+    CONTEXTS,
+    st.none() | CONTEXTS,
+    st.lists(CONTEXTS.filter(lambda context: not context.trace_state), max_size=2),  # the SDK leaves theirs out
+    st.sampled_from(SpanKind),
+    st.none() | st.sampled_from(ErrorType),
+    st.text(),
+)
+def test_as_the_sdk_does(
+    attributes: dict[str, AttributeValue],
+    context: SpanContext,
+    parent: SpanContext | None,
+    links: list[SpanContext],
+    kind: SpanKind,
+    error: ErrorType | None,
+    message: str,
+) -> None:
     """Whatever was encoded before: true, 1 and 1.0 are three values."""
-    assert encode([SpanItem(span(None), attributes)]) == encode_spans([span(attributes)])
+    event = Event(EventName.MODE_CONFLICT, 5, attributes)
+    span = Span(
+        SpanName.TRANSFER,
+        kind,
+        3,
+        9,
+        error=error,
+        message=message if error else "",
+        events=(event,),
+        links=tuple(links),
+    )
+    theirs = ReadableSpan(
+        "nixl.transfer",
+        context=context,
+        parent=parent,
+        resource=RESOURCE,
+        attributes=attributes,
+        events=[SdkEvent("nixl.mode_conflict", attributes, 105)],
+        links=[Link(link) for link in links],
+        kind=kind,
+        instrumentation_scope=SCOPE,
+        status=Status(StatusCode.ERROR, message) if error else Status(),
+        start_time=103,
+        end_time=109,
+    )
+    ours = envelope(RESOURCE, SCOPE)
+    ours.resource_spans[0].scope_spans[0].spans.append(encode_span(span, context, parent, attributes, 100))
+
+    assert ours == encode_spans([theirs])

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from nixl_telemetry.signals import sender as sending
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import span_count
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import SpanItem
+from nixl_telemetry.signals.otlp import envelope
 from nixl_telemetry.signals.semconv import BlockDetail
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
@@ -39,7 +39,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.hold.set()
-        self.sender = SpanSender(self.connect, self.limit, self.lost.append, self.errors.append)
+        self.sender = SpanSender(self.connect, lambda: ENVELOPE, self.limit, self.lost.append, self.errors.append)
 
     def connect(self) -> Any:
         """The exporter is this object."""
@@ -59,13 +59,15 @@ class Bench:
 
     def add(self, count: int) -> None:
         """Hand over so many spans."""
-        self.sender.add(SpanItem(span(number), {}) for number in range(count))
+        self.sender.add(span(number) for number in range(count))
 
 
-def span(number: int) -> ReadableSpan:
+def span(number: int) -> OtlpSpan:
     """A span."""
-    context = SpanContext(1, number + 1, is_remote=False)
-    return ReadableSpan("x", context=context, resource=Resource({}), start_time=1, end_time=2)
+    return OtlpSpan(trace_id=bytes(16), span_id=number.to_bytes(8, "big"), name="x")
+
+
+ENVELOPE = envelope(Resource({}), InstrumentationScope("test"))
 
 
 @pytest.fixture
@@ -131,12 +133,12 @@ def test_of_a_tree_that_is_too_large_the_first_spans_go(bench: Bench) -> None:
     owner = span(0)
     runs = [Run(0, number, number, 1) for number in range(64)]
     blocks = BlockSpans(owner, runs, BlockDetail.EACH, False, {}, None)
-    sender = SpanSender(bench.connect, 5, bench.lost.append, bench.errors.append)
-    sender.add([SpanItem(owner, {}), blocks, blocks])
+    sender = SpanSender(bench.connect, lambda: ENVELOPE, 5, bench.lost.append, bench.errors.append)
+    sender.add([owner, blocks, blocks])
 
     assert sender.flush(5)
     assert (bench.sent, bench.lost) == ([65], [64])
-    sender.add([SpanItem(owner, {})] * 5)
+    sender.add([owner] * 5)
     assert sender.flush(5)
     assert bench.sent == [65, 5]
     sender.close(5)
