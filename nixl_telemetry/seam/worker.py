@@ -35,7 +35,7 @@ from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Waiters
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
-from nixl_telemetry.operations.receive import Origin, ReceiveTable
+from nixl_telemetry.operations.receive import NO_ORIGIN, Origin, ReceiveTable
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.seam.capture import seeing_factors
@@ -251,7 +251,7 @@ class WorkerObserver:
             remote = meta.remote
             peer = Peer(str(remote.engine_id)[:TEXT_LIMIT], str(remote.host)[:TEXT_LIMIT], int(remote.port))
             receive = self._receives.start(
-                request_id, str(remote.request_id)[:TEXT_LIMIT], peer, blocks, origins.get(request_id) or Origin()
+                request_id, str(remote.request_id)[:TEXT_LIMIT], peer, blocks, origins.get(request_id, NO_ORIGIN)
             )
             if request_id in registrations and receive.context is not None:
                 registrations[request_id][CARRIER] = inject(receive.context)
