@@ -30,7 +30,7 @@ from benchmarks.load import requests, run
 from benchmarks.receiver import RawReceiver
 from nixl_telemetry.testbed import Pair, ServerConfig, TinyModel
 
-ROUNDS: Final = 24
+ROUNDS: Final = 16
 REQUESTS: Final = 20
 """In each round, of each pair."""
 CLIENTS: Final = 2

@@ -17,7 +17,7 @@ from benchmarks.interleave import Cost, cost_of, interleaved
 
 TOGETHER: Final = 8
 """Transfers that one step posts."""
-ROUNDS: Final = {10: 400, 10_000: 150}
+ROUNDS: Final = {10: 400, 10_000: 60}
 """How often, by the number of blocks."""
 ALONE_ROUNDS: Final = 300
 LIMIT_US: Final = 50.0

@@ -5,22 +5,22 @@
 import os
 import weakref
 from collections.abc import Callable
+from types import MethodType
+from typing import cast
 
 
 def in_children(method: Callable[[], None]) -> None:
     """Have a bound method called in every forked child, for as long as its object lives."""
-    owner = weakref.WeakMethod(method, _methods.discard)
-    _methods.add(owner)
+    bound = cast(MethodType, method)
+    _methods[bound.__self__] = bound.__name__
 
 
-_methods: set["weakref.WeakMethod[Callable[[], None]]"] = set()
+_methods: "weakref.WeakKeyDictionary[object, str]" = weakref.WeakKeyDictionary()
 
 
 def _after_fork_in_child() -> None:
-    for reference in list(_methods):
-        method = reference()
-        if method is not None:
-            method()
+    for owner, name in list(_methods.items()):
+        getattr(owner, name)()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

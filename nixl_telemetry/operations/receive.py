@@ -30,6 +30,10 @@ class Origin:
     """Of the peer's lease on the KV."""
 
 
+NO_ORIGIN: Final = Origin()
+"""Of a request that came without a trace."""
+
+
 @dataclass(slots=True)
 class Receive:
     """One request's wait for its KV, in one worker. Moments are 0 until they come."""

@@ -314,11 +314,11 @@ class TransferTable:
     @guarded
     def start(self, operation: str, descriptors: Sized) -> Transfer:
         """NIXL is asked to prepare a transfer."""
-        conflict = self._mode.compare(
-            ConflictSource.OPERATION,
-            MODE_OF_OPERATION.get(operation, operation),
-            {semconv.TRANSFER_OPERATION: operation},
-        )
+        mode = MODE_OF_OPERATION.get(operation, operation)
+        conflict = None
+        if mode != self.telemetry.mode:
+            context = {semconv.TRANSFER_OPERATION: operation}
+            conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
         request = self.current.request
         transfer = Transfer(self.telemetry, operation, len(descriptors), request, conflict)
         if request is not None:

@@ -36,7 +36,7 @@ from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Wai
 from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.peer import Peer, PeerBook
-from nixl_telemetry.operations.receive import Origin, ReceiveTable
+from nixl_telemetry.operations.receive import NO_ORIGIN, Origin, ReceiveTable
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.seam.capture import seeing_factors
@@ -236,16 +236,18 @@ class WorkerObserver:
     @guarded
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
-        if self._only_replicates:
+        notes = StepNotes.of(metadata)
+        # So it is in nearly all steps.
+        if (notes is None and not metadata.reqs_to_recv) or self._only_replicates:
             return
-        notes = StepNotes.of(metadata) or StepNotes()
+        notes = notes or StepNotes()
         self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
         # Engines that never shake hands again may be among them.
         self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
         if notes.abandoned:
             self._receives.abandon(notes.abandoned, "the request ended while it waited")
         for request_id, meta in metadata.reqs_to_recv.items():
-            self._start_receive(request_id, meta, metadata, notes.origins.get(request_id) or Origin())
+            self._start_receive(request_id, meta, metadata, notes.origins.get(request_id, NO_ORIGIN))
 
     @property
     def _only_replicates(self) -> bool:
@@ -277,10 +279,8 @@ class WorkerObserver:
 
     @guarded
     def notified(self, request_ids: set[str]) -> None:
-        """The decode side says that it has these; ranks that only replicate others' KV report all of theirs."""
+        """The decode side says that it has these."""
         for request_id in request_ids:
-            self._deliveries.arrived(request_id)
-        for request_id in getattr(self._worker, "_replicated_pcp_done_sending", ()):
             self._deliveries.arrived(request_id)
 
     @guarded
@@ -298,7 +298,10 @@ class WorkerObserver:
         if received:
             self._receives.finish(received, failed)
         if sent:
-            self.expired |= self._deliveries.reported(sent)
+            late = self._deliveries.reported(sent)
+            # A rank that only replicates others' KV reports all requests at once.
+            if not self._only_replicates:
+                self.expired |= late
             for request_id in sent:
                 self._leases.pop(request_id, None)
 
@@ -398,7 +401,8 @@ class WorkerHooks(_Stock):
 
     def _get_new_notifs(self) -> Any:
         notified = super()._get_new_notifs()
-        self._nixl_telemetry.notified(notified)
+        if notified:
+            self._nixl_telemetry.notified(notified)
         return notified
 
     def get_transfer_results(self) -> Any:

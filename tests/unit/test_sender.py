@@ -100,6 +100,23 @@ def test_a_steady_stream_does_not_wait_for_a_pause(bench: Bench, monkeypatch: py
     assert time.monotonic() - begin < 2.5
 
 
+def test_spans_that_only_join_a_batch_wake_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread knows when the batch is due; to wake it each time costs more than the span."""
+    woken: list[str] = []
+    notify_all = bench.sender._changed.notify_all
+
+    def note() -> None:
+        woken.append(threading.current_thread().name)
+        notify_all()
+
+    monkeypatch.setattr(bench.sender._changed, "notify_all", note)
+    for _ in range(20):
+        bench.add(1)
+
+    assert wait_until(lambda: sum(bench.sent) == 20)
+    assert woken.count(threading.current_thread().name) <= 2
+
+
 def test_a_collector_that_hangs_costs_spans_not_memory(bench: Bench) -> None:
     """Up to the limit they wait, beyond it they are lost and counted; nobody waits with them."""
     bench.hold.clear()

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_ON, ParentBased
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from nixl_telemetry import __version__
@@ -54,6 +54,25 @@ def span(*children: Span, start_ns: int = 0, seconds: float = 1, **fields: Any) 
 def context(*, sampled: bool) -> SpanContext:
     """A caller's."""
     return SpanContext(0xABC, 0xDEF, True, TraceFlags(1 if sampled else 0))
+
+
+@pytest.mark.parametrize("sampled", [None, True, False])
+def test_the_default_sampler_decides_as_if_it_were_asked(writer: Writer, sampled: bool | None) -> None:
+    """It is not, since asking takes a while; another one of the same kind is."""
+    parent = None if sampled is None else context(sampled=sampled)
+    contexts = []
+    for sampler in (DEFAULT_ON, ParentBased(ALWAYS_ON)):
+        spans = writer()
+        spans.__dict__["_provider"] = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        contexts.append(spans.new_context(parent, SpanName.RECEIVE, SpanKind.CONSUMER))
+
+    quick, asked = contexts
+    assert (quick.trace_flags, quick.trace_state, quick.is_remote) == (
+        asked.trace_flags,
+        asked.trace_state,
+        asked.is_remote,
+    )
+    assert quick.trace_id == asked.trace_id or parent is None
 
 
 def test_ids_do_not_come_from_the_global_generator(writer: Writer) -> None:
