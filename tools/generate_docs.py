@@ -694,10 +694,9 @@ the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_T
 vLLM hands a request's `traceparent` to its connectors with 1. only: with 2. and 3. alone the suite's spans are in
 traces of their own, which still span prefill and decode.
 
-Spans are sent 0.2 s after the last one, 5 s after the first one, or 512 at a time.
-This is on purpose: with `--shutdown-timeout 0`, its default, vLLM kills its workers within half a second of SIGTERM,
-too early for an export at exit.
-What a worker did in its last 0.2 s may so be lost; with a `--shutdown-timeout` it is exported.
+Spans are sent 0.2 s after the last one, but one message every 5 s at most, unless 512 spans wait.
+A process that ends sends what it has: with `--shutdown-timeout 0`, its default, vLLM leaves its workers half a second
+for that.
 A batch that is not taken within the exporter's timeout is lost; `nixl_telemetry_dropped_total{signal="spans"}` counts
 its spans.
 

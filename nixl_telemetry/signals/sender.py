@@ -18,10 +18,10 @@ from nixl_telemetry.signals.exporters import Exporter
 Item: TypeAlias = OtlpSpan | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
-"""So long after the last span a batch is sent: vLLM kills its workers a few hundred milliseconds after it told them to
-end, too early for an export at exit."""
-_AGE_SECONDS: Final = 5.0
-"""So long the first span of a batch waits at most, as with OpenTelemetry's own batches."""
+"""So long after the last span a batch is sent, unless one was sent lately: whoever tries something out sees it soon."""
+_PACE_SECONDS: Final = 5.0
+"""So much time is between two messages of a steady stream, as with OpenTelemetry's own batches, and so long a span
+waits at most. A message costs as much as dozens of spans."""
 _BATCH_SPANS: Final = 512
 _BLOCKS_PER_SPAN: Final = 16
 
@@ -62,6 +62,7 @@ class SpanSender:
         self._span_count = 0
         self._room = self._limit
         self._first_at = self._last_at = 0.0
+        self._sent_at = -_PACE_SECONDS
         self._flushing = self._sending = self._closed = False
         self._exporter: Exporter | None = None
         self._thread: threading.Thread | None = None
@@ -136,18 +137,16 @@ class SpanSender:
         if not self._waiting:
             self._flushing = False
             return False
-        now = time.monotonic()
-        return (
-            self._flushing
-            or self._span_count >= _BATCH_SPANS
-            or now - self._last_at >= QUIET_SECONDS
-            or now - self._first_at >= _AGE_SECONDS
-        )
+        return self._flushing or self._span_count >= _BATCH_SPANS or time.monotonic() >= self._due_at()
 
     def _seconds_to_wait(self) -> float | None:
         if not self._waiting:
             return None
-        return max(0.0, min(self._last_at + QUIET_SECONDS, self._first_at + _AGE_SECONDS) - time.monotonic())
+        return max(0.0, self._due_at() - time.monotonic())
+
+    def _due_at(self) -> float:
+        soon = max(self._last_at + QUIET_SECONDS, self._sent_at + _PACE_SECONDS)
+        return min(soon, self._first_at + _PACE_SECONDS)
 
     def _take_batch(self) -> list[Item]:
         batch: list[Item] = []
@@ -158,6 +157,7 @@ class SpanSender:
             self._room += _weight(batch[-1])
         self._span_count -= taken
         self._first_at = self._last_at
+        self._sent_at = time.monotonic()
         return batch
 
     def _send(self, batch: list[Item]) -> None:

@@ -90,7 +90,7 @@ def test_spans_go_in_batches(bench: Bench) -> None:
 
 def test_a_steady_stream_does_not_wait_for_a_pause(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest span waits so long at most."""
-    monkeypatch.setattr(sending, "_AGE_SECONDS", 1.0)
+    monkeypatch.setattr(sending, "_PACE_SECONDS", 1.0)
     begin = time.monotonic()
     while not bench.sent and time.monotonic() - begin < 5:
         bench.add(1)
