@@ -5,10 +5,12 @@
 import queue
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.description import Describe
+
+GATHER_SECONDS: Final = 0.1
 
 
 class _Task(NamedTuple):
@@ -19,8 +21,8 @@ class _Task(NamedTuple):
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    When nothing came for :data:`IDLE_SECONDS`, it says so once: vLLM kills its workers a few hundred milliseconds after
-    it was told to end, too early for an export at exit.
+    What comes after a pause is taken at once. What follows within :data:`GATHER_SECONDS` is taken together: to be woken
+    for each operation would cost more than most of them, and the engine's thread would have to do it.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -47,6 +49,7 @@ class ExportThread:
         self._start_lock = threading.Lock()
         self._queue: queue.SimpleQueue[Describe | _Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._hurry = threading.Event()
 
     def submit(self, describe: Describe) -> bool:
         """Hand over one operation; never blocks. False if it was dropped."""
@@ -67,6 +70,7 @@ class ExportThread:
             return True
         done = threading.Event()
         self._queue.put(_Task(task, done))
+        self._hurry.set()
         return done.wait(timeout_seconds)
 
     def _start(self) -> None:
@@ -77,9 +81,15 @@ class ExportThread:
 
     def _run(self) -> None:
         while True:
-            item = self._queue.get()
-            if isinstance(item, _Task):
-                item.run()
-                item.done.set()
-            else:
-                self._consume(item)
+            self._take(self._queue.get())
+            while not self._queue.empty():
+                self._take(self._queue.get())
+            if self._hurry.wait(GATHER_SECONDS):
+                self._hurry.clear()
+
+    def _take(self, item: Describe | _Task) -> None:
+        if isinstance(item, _Task):
+            item.run()
+            item.done.set()
+        else:
+            self._consume(item)

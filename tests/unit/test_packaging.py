@@ -38,10 +38,11 @@ RULES: Final = {
     #   part                 may import
     "__init__":    Rule(),
     "settings":    Rule(),  # for every part to use
+    "forking":     Rule(),  # the same
     # seam → operations → signals → compat, never back
     "compat":      Rule(always="settings"),
-    "audit":       Rule(always="settings"),  # also read where nothing runs
-    "signals":     Rule(always="settings compat audit"),
+    "audit":       Rule(always="settings forking"),  # also read where nothing runs
+    "signals":     Rule(always="settings forking compat audit"),
     "operations":  Rule(always="settings compat audit signals"),
     "seam":        Rule(always="settings compat audit signals operations", engine=True),
     # entry points: what vLLM loads
