@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nixl_telemetry.cli.doctor.finding import Finding, fine, meant, note, problem, shown, unchecked, warning
-from nixl_telemetry.cli.doctor.subject import MODES, MULTI, OWN, Subject
+from nixl_telemetry.cli.doctor.subject import MODES, MODULE, MULTI, OWN, Subject
 
 _ROLES: Final = ("kv_producer", "kv_consumer", "kv_both")
 _KEYS: Final = frozenset(
@@ -51,11 +51,6 @@ def arguments(subject: Subject) -> Iterator[Finding]:
             )
         else:
             yield note("no --kv-transfer-config was given: only the environment is checked")
-    elif subject.config_file is None and not subject.nixl and subject.transfer:
-        yield warning(
-            f"kv_connector {shown(subject.transfer.get('kv_connector'))} is no NIXL connector, and has none inside",
-            f"name one of {', '.join(sorted(MODES))}",
-        )
 
 
 def keys(subject: Subject) -> Iterator[Finding]:
@@ -124,7 +119,11 @@ def connector_names(subject: Subject) -> Iterator[Finding]:
                 f"{connector.where}kv_connector is {shown(connector.config['kv_connector'])}", "make it a name"
             )
         elif connector.mode or connector.module or not registered or connector.name in registered:
-            continue
+            if connector is subject.connectors[0] and not subject.nixl and connector.module != MODULE:
+                yield warning(
+                    f"kv_connector {shown(connector.name)} is no NIXL connector, and has none inside",
+                    f"name one of {', '.join(sorted(MODES))}",
+                )
         else:
             similar = meant(connector.name, {*registered, *OWN})
             yield problem(

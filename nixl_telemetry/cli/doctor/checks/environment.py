@@ -79,7 +79,7 @@ def known_bad_vllm(subject: Subject) -> Iterator[Finding]:
 
 def nixl(subject: Subject) -> Iterator[Finding]:
     """Can be imported, which may abort: in a process of its own."""
-    packages = [name for name in ("nixl", "nixl_rocm") if importlib.util.find_spec(name)]
+    packages = nixl_packages()
     if not packages:
         yield problem("NIXL is not installed: no NIXL connector starts", "pip install nixl")
         return
@@ -98,9 +98,14 @@ def nixl(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def nixl_packages() -> list[str]:
+    """The packages of NIXL that are installed."""
+    return [name for name in ("nixl", "nixl_rocm") if importlib.util.find_spec(name)]
+
+
 def nixl_version(_subject: Subject) -> Iterator[Finding]:
     """One version of it, and a good one."""
-    found = {name: version for name in _NIXL if (version := _version(name))}
+    found = {name: version for name in _NIXL if (version := version_of(name))}
     if not found:
         return
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
@@ -175,7 +180,8 @@ def variables_of_vllm(subject: Subject) -> Iterator[Finding]:
         yield fine("vLLM knows all VLLM_ variables that are set")
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """The version of a distribution; None: it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

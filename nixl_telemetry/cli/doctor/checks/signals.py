@@ -4,10 +4,11 @@
 
 import logging
 import os
+import shutil
 import socket
 import stat
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -128,14 +129,19 @@ def trace_file(subject: Subject) -> Iterator[Finding]:
     if path is None or not subject.settings.traces:
         return
     file = Path(path)
-    if file.is_dir():
+    if _true(file.is_dir):
         yield problem(f"trace_file is {shown(path)}, a folder", "give the name of a file in it")
-    elif file.exists() and not os.access(file, os.W_OK):
+    elif _true(file.exists) and not os.access(file, os.W_OK):
         yield problem(f"trace_file {shown(path)} cannot be written", "give another file, or change its permissions")
     elif reason := _unwritable(file.parent):
         yield problem(f"trace_file is {shown(path)}: {reason}", "give a file in a folder that the server may write")
     else:
         yield fine(f"trace_file {shown(path)} can be written")
+        yield from _space(
+            f"trace_file {shown(path)}",
+            file.parent,
+            subject.settings.trace_file_max_bytes * subject.settings.trace_file_count,
+        )
     if not file.is_absolute():
         yield note(f"trace_file {shown(path)} is relative to the folder in which the server starts")
 
@@ -165,7 +171,7 @@ def log_level(subject: Subject) -> Iterator[Finding]:
         )
     elif not configured.strip().isdigit():
         yield problem(f"VLLM_CONFIGURE_LOGGING is {shown(configured)}: vLLM does not start", "write 0 or 1")
-    if path and not Path(path).is_file():
+    if path and not _true(Path(path).is_file):
         yield problem(f"VLLM_LOGGING_CONFIG_PATH is {shown(path)}, no file: vLLM does not start", "correct or unset it")
 
 
@@ -178,6 +184,7 @@ def audit_folder(subject: Subject) -> Iterator[Finding]:
         yield problem(f"audit_dir is {shown(path)}: {reason}", "give a folder that the server may write")
     else:
         yield fine(f"audit_dir {shown(path)} can be written")
+        yield from _space(f"audit_dir {shown(path)}", Path(path), subject.settings.audit_max_file_bytes)
 
 
 def audit_key(subject: Subject) -> Iterator[Finding]:
@@ -194,7 +201,7 @@ def audit_key(subject: Subject) -> Iterator[Finding]:
         return
     try:
         # What is no file could be a pipe, and wait.
-        reason = None if Path(path).is_file() and read_key(path) else f"{path[:200]} is no file here"
+        reason = None if _true(Path(path).is_file) and read_key(path) else f"{path[:200]} is no file here"
     except AuditKeyError as error:
         reason = str(error)
     if reason is not None:
@@ -218,7 +225,7 @@ def prometheus_folder(subject: Subject) -> Iterator[Finding]:
             yield fine(f"{servers} API servers: vLLM makes a folder for their metrics")
         return
     folder = Path(path)
-    if not folder.is_dir():
+    if not _true(folder.is_dir):
         yield problem(
             f"PROMETHEUS_MULTIPROC_DIR is {shown(path)}, no folder: there are no metrics",
             "make the folder, or unset it",
@@ -264,15 +271,38 @@ def _protocol(subject: Subject) -> tuple[str, str]:
 
 def _unwritable(folder: Path) -> str | None:
     """Why nothing can be written in a folder, which is made if missing."""
-    place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
+    place = _existing(folder)
+    if not _true(place.is_dir):
         return f"{str(place)[:200]} is no folder"
     if not os.access(place, os.W_OK | os.X_OK):
         made = "" if place == folder.absolute() else ", so that the folder cannot be made"
         return f"{str(place)[:200]} cannot be written{made}"
     return None
+
+
+def _true(ask: Callable[[], bool]) -> bool:
+    """The answer of a path; what is in a folder that may not be entered is not there."""
+    try:
+        return ask()
+    except OSError:
+        return False
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or what would hold it."""
+    place = folder.absolute()
+    while not _true(place.exists) and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _space(named: str, folder: Path, needed: int) -> Iterator[Finding]:
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < needed:
+        yield warning(
+            f"{named}: {free // 2**20:,} MiB are free there, and it may take {needed // 2**20:,} MiB",
+            "make room, or give another folder",
+        )
 
 
 def _file_system(folder: Path) -> str:
