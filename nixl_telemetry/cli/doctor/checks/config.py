@@ -17,7 +17,7 @@ _KEYS: Final = frozenset(
     }
 )
 _OLD_KEYS: Final = frozenset({"kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip"})
-"""Known to vLLM 0.28 to 0.30."""
+"""Known to vLLM 0.28 to 0.31, where they have no effect on NIXL connectors."""
 _EXTRA_KEYS: Final = frozenset(
     {
         *("telemetry", "backends", "kv_lease_duration", "bidirectional_kv_xfer", "num_threads", "engine_ttl"),
@@ -58,8 +58,10 @@ def keys(subject: Subject) -> Iterator[Finding]:
     for connector in subject.connectors:
         for key in _odd(set(connector.config) - _KEYS):
             if key in _OLD_KEYS:
-                yield note(
-                    f"{connector.where}{key} has no effect on NIXL connectors, and vLLM 0.31 and later refuse it"
+                refused = subject.vllm is None or not re.match(r"0\.(28|29|30|31)\.", subject.vllm.version)
+                yield (problem if refused else note)(
+                    f"{connector.where}{key} is set: NIXL connectors do not use it, and vLLM 0.32 and later refuse it",
+                    "remove it",
                 )
             elif key in _EXTRA_KEYS:
                 yield problem(
