@@ -563,22 +563,6 @@ PLANTED: Final[dict[str, tuple[dict[str, str], Any, Level, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    environ, config, level, what, remedy = PLANTED[name]
-    for variable, value in environ.items():
-        monkeypatch.setenv(variable, value)
-    text = config if isinstance(config, str) else json.dumps(config)
-    peer = () if "NO_PEER" in environ else ("--peer", "localhost")
-
-    result = run(doctor, "--json", *peer, "--kv-transfer-config", text)
-
-    (one,) = (one for one in findings(result) if what in one.what)
-    assert (one.level, result.exit_code) == (level, 1 if level is Level.PROBLEM else result.exit_code)
-    assert remedy in one.remedy
-    assert not [one for one in findings(result) if one.level is Level.UNCHECKED]
-
-
 ALONE: Final = {
     "auto-without-plugin": 2,  # and that VLLM_PLUGINS leaves it out
     "plugin-left-out": 2,
@@ -593,17 +577,22 @@ ALONE: Final = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_mistake_is_told_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One mistake makes one finding; more only where it has more than one consequence."""
-    environ, config, *_ = PLANTED[name]
+def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one finding; by more only where it has more than one consequence."""
+    environ, config, level, what, remedy = PLANTED[name]
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
     text = config if isinstance(config, str) else json.dumps(config)
     peer = () if "NO_PEER" in environ else ("--peer", "localhost")
 
-    found = findings(run(doctor, "--json", *peer, "--kv-transfer-config", text))
+    result = run(doctor, "--json", *peer, "--kv-transfer-config", text)
 
+    found = findings(result)
+    (one,) = (one for one in found if what in one.what)
+    assert (one.level, result.exit_code) == (level, 1 if level is Level.PROBLEM else result.exit_code)
+    assert remedy in one.remedy
     assert len(bad(found)) == ALONE.get(name, 1), bad(found)
+    assert not [one for one in found if one.level is Level.UNCHECKED]
 
 
 # ---------------------------------------------------------------------------------------------------- Ports and peers
@@ -682,6 +671,11 @@ def test_a_peer_on_another_host() -> None:
     one = only(result)
     assert one.level is Level.PROBLEM
     assert 'is unset, which is localhost, and the peer "192.0.2.1" is on another host: it cannot connect' in one.what
+
+
+@pytest.mark.parametrize("peer", ["localhost", "127.0.0.1:5600", "[127.0.0.1]:5600", "localhost:5600"])
+def test_a_peer_may_have_a_port(peer: str) -> None:
+    assert bad(findings(run(doctor, "--json", "--peer", peer, "--kv-transfer-config", json.dumps(GOOD)))) == []
 
 
 def test_an_address_that_peers_reach(monkeypatch: pytest.MonkeyPatch) -> None:

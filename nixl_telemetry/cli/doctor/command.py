@@ -123,12 +123,19 @@ def _subject(
         serving=bool(arguments),
         values=values,
         config_file=file,
-        peers=peers,
+        peers=[_host(peer) for peer in peers],
         peer_configs=configs,
         asked=asked,
         not_asked=not_asked,
         quick=quick,
     )
+
+
+def _host(peer: str) -> str:
+    """The host of HOST, HOST:PORT or [ADDRESS]:PORT."""
+    if peer.startswith("["):
+        return peer[1:].partition("]")[0]
+    return peer.partition(":")[0] if peer.count(":") == 1 else peer
 
 
 def _exit_code(findings: Sequence[Finding], strict: bool) -> Exit:

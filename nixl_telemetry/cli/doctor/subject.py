@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,7 +207,7 @@ def is_setting_variable(name: str) -> bool:
 
 def installed_vllm() -> VllmInstalled | None:
     """The vLLM of this Python, without importing it."""
-    spec = importlib.util.find_spec("vllm")
+    spec = spec_of("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None
     found = VllmInstalled(Path(next(iter(spec.submodule_search_locations))), "unknown")
@@ -217,6 +218,14 @@ def installed_vllm() -> VllmInstalled | None:
     for distribution in importlib.metadata.packages_distributions().get("vllm", ()):
         return VllmInstalled(found.folder, importlib.metadata.version(distribution))
     return found
+
+
+def spec_of(package: str) -> ModuleSpec | None:
+    """Where a package is, without importing it; None: it is not installed."""
+    try:
+        return importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
 
 
 def _connectors(transfer: Mapping[str, Any]) -> Iterator[Connector]:

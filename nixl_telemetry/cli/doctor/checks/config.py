@@ -41,6 +41,8 @@ def arguments(subject: Subject) -> Iterator[Finding]:
         yield problem(text, "correct the arguments; `vllm serve --help=all` lists them")
     elif "values" in subject.asked and subject.serving:
         yield fine("vLLM takes the arguments")
+    elif unread := subject.asked.get("unread"):
+        yield unchecked(f"the arguments were not read by vLLM's own parser: {unread}", "use a vLLM that is supported")
     if subject.config_file is not None:
         yield unchecked(f"--config {shown(subject.config_file)} was not read: only vLLM reads it", "do without --quick")
     if subject.transfer is None:

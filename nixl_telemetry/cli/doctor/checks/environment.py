@@ -3,14 +3,13 @@
 """What is installed, and what of vLLM's and NIXL's own variables is in the way."""
 
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Iterator
 from typing import Final
 
 from nixl_telemetry.cli.doctor import process
 from nixl_telemetry.cli.doctor.finding import Finding, fine, meant, note, problem, shown, unchecked, warning
-from nixl_telemetry.cli.doctor.subject import Subject
+from nixl_telemetry.cli.doctor.subject import Subject, spec_of
 
 _NIXL: Final = ("nixl", "nixl-cu12", "nixl-cu13", "nixl-rocm")
 _IMPORT_SECONDS: Final = 60
@@ -43,7 +42,7 @@ _FOREIGN: Final = re.compile(
 
 def vllm(subject: Subject) -> Iterator[Finding]:
     """Installed, supported, and importable."""
-    from nixl_telemetry.seam.versions import unsupported
+    from nixl_telemetry.seam.versions import SUPPORTED, unsupported
 
     if subject.vllm is None:
         yield problem(
@@ -52,12 +51,13 @@ def vllm(subject: Subject) -> Iterator[Finding]:
         )
         return
     if unsupported(subject.vllm.version):
+        first, last = (".".join(map(str, minor)) for minor in SUPPORTED)
         yield problem(
             f"vLLM {subject.vllm.version} is not supported: the stock connectors run, without telemetry",
-            "install vLLM 0.28 to 0.33, or a newer nixl-telemetry",
+            f"install vLLM {first} to {last}, or a newer nixl-telemetry",
         )
-    else:
-        yield fine(f"vLLM {subject.vllm.version}")
+        return
+    yield fine(f"vLLM {subject.vllm.version}")
     if subject.not_asked is not None:
         # Not an answer in time says nothing of vLLM; whatever else ended it would end a server.
         if "in time" in subject.not_asked:
@@ -100,7 +100,7 @@ def nixl(subject: Subject) -> Iterator[Finding]:
 
 def nixl_packages() -> list[str]:
     """The packages of NIXL that are installed."""
-    return [name for name in ("nixl", "nixl_rocm") if importlib.util.find_spec(name)]
+    return [name for name in ("nixl", "nixl_rocm") if spec_of(name)]
 
 
 def nixl_version(_subject: Subject) -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def nixl_telemetry_of_nixl(subject: Subject) -> Iterator[Finding]:
     if value is not None and value.strip().lower() in _OFF:
         instrumented = subject.nixl and all(subject.is_instrumented(connector) for connector in subject.nixl)
         effect = (
-            "the instrumented connectors serve, without bytes and times of transfers; stock peers fail each request"
+            "the instrumented connectors serve, without bytes and times of transfers; stock ones fail"
             if instrumented
             else "stock connectors fail each finished transfer, and instrumented ones have no bytes and times"
         )

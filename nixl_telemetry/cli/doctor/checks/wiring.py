@@ -2,12 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether vLLM finds the instrumented connectors, and which are in force."""
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Final
 
 from nixl_telemetry.cli.doctor.finding import Finding, fine, meant, problem, shown, warning
-from nixl_telemetry.cli.doctor.subject import MODULE, OWN, PLUGIN, STOCK, Subject
+from nixl_telemetry.cli.doctor.subject import MODULE, OWN, PLUGIN, STOCK, Subject, spec_of
 from nixl_telemetry.settings import AUTO_VARIABLE, SettingsError, is_auto
 
 _RECOMMENDED: Final = f'add "kv_connector_module_path": "{MODULE}"'
@@ -110,7 +109,5 @@ def _is_typo(path: str) -> bool:
 
 
 def _is_there(path: str) -> bool:
-    try:
-        return importlib.util.find_spec(path.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
+    top = path.partition(".")[0]
+    return bool(top) and spec_of(top) is not None
