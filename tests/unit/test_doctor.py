@@ -258,7 +258,7 @@ PLANTED: Final[dict[str, tuple[dict[str, str], Any, Level, str, str]]] = {
     "plugin-left-out-not-needed": (
         {"VLLM_PLUGINS": ""},
         GOOD,
-        Level.WARNING,
+        Level.NOTE,
         'VLLM_PLUGINS is "", which leaves out nixl_telemetry',
         "VLLM_PLUGINS=nixl_telemetry",
     ),
@@ -564,6 +564,7 @@ PLANTED: Final[dict[str, tuple[dict[str, str], Any, Level, str, str]]] = {
 
 
 ALONE: Final = {
+    "plugin-left-out-not-needed": 0,
     "auto-without-plugin": 2,  # and that VLLM_PLUGINS leaves it out
     "plugin-left-out": 2,
     "nixl-telemetry-off-on-stock": 2,
@@ -770,6 +771,14 @@ def test_a_nixl_that_cannot_be_imported(
     assert what in only(result).what
 
 
+def test_variables_of_a_kubernetes_service_are_none_of_vllm_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is called vllm-prefill."""
+    for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR"):
+        monkeypatch.setenv(f"VLLM_PREFILL_{name}", "tcp://10.0.0.1:80" if name == "PORT" else "x")
+
+    assert bad(findings(diagnose(GOOD, "--json"))) == []
+
+
 def test_nixl_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "nixl_packages", list)
 
@@ -779,7 +788,7 @@ def test_nixl_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "has_entry_point", False)
 
-    one = only(diagnose({"kv_connector": "NixlConnector", **GOOD}, "--json"))
+    one = only(run(doctor, "--json", "--peer", "localhost"))
 
     assert (one.level, one.topic) == (Level.WARNING, "wiring")
     assert one.what.endswith("the entry point in vllm.general_plugins is missing")

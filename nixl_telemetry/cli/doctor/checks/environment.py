@@ -38,6 +38,7 @@ _FOREIGN: Final = re.compile(
     r"VLLM_\w*(?:SERVICE_(?:HOST|PORT)\w*|PORT_\d+_(?:TCP|UDP)\w*)|VLLM_(?:OMNI|ASCEND|SPYRE|GAUDI|RBLN|TPU)_\w+"
 )
 """What Kubernetes adds for a service that is called vllm-something, and what plugins of vLLM read."""
+_LINKS: Final = ("tcp://", "udp://", "sctp://")
 
 
 def vllm(subject: Subject) -> Iterator[Finding]:
@@ -167,10 +168,12 @@ def variables_of_vllm(subject: Subject) -> Iterator[Finding]:
         return
     # It does not know itself what it reads before anything else.
     known |= {"VLLM_TARGET_DEVICE", "VLLM_PORT", "VLLM_PLUGINS"}
-    unknown = [name for name in subject.environ if name.startswith("VLLM_") and name not in known]
-    for name in sorted(unknown)[:20]:
-        if _FOREIGN.fullmatch(name):
-            continue
+    unknown = [
+        name
+        for name, value in sorted(subject.environ.items())
+        if name.startswith("VLLM_") and name not in known and not (_FOREIGN.fullmatch(name) or value.startswith(_LINKS))
+    ]
+    for name in unknown[:20]:
         remedy = _GONE.get(name)
         if remedy is None:
             similar = meant(name, known, 0.8)

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nixl_telemetry.cli.doctor.finding import Finding, fine, meant, problem, shown, warning
+from nixl_telemetry.cli.doctor.finding import Finding, fine, meant, note, problem, shown, warning
 from nixl_telemetry.cli.doctor.subject import MODULE, OWN, PLUGIN, STOCK, Subject, spec_of
 from nixl_telemetry.settings import AUTO_VARIABLE, SettingsError, is_auto
 
@@ -15,7 +15,9 @@ _RECOMMENDED: Final = f'add "kv_connector_module_path": "{MODULE}"'
 def plugin(subject: Subject) -> Iterator[Finding]:
     """vLLM's plugin mechanism finds ours; the module path does without."""
     needed = any(connector.name in OWN and not connector.module for connector in subject.nixl) or subject.auto
-    level = problem if needed else warning
+    # The module path works without the plugin.
+    unneeded = bool(subject.nixl) and all(connector.module == MODULE for connector in subject.nixl)
+    level = problem if needed else note if unneeded else warning
     if not subject.has_entry_point:
         yield level(
             "vLLM finds no plugin nixl_telemetry: the entry point in vllm.general_plugins is missing",
