@@ -25,6 +25,7 @@ from nixl_telemetry.cli.doctor.command import doctor
 from nixl_telemetry.cli.doctor.examine import examine
 from nixl_telemetry.cli.doctor.finding import Finding, Level, fine, shown, shown_url
 from nixl_telemetry.cli.doctor.subject import Subject, VllmInstalled
+from nixl_telemetry.testbed.ports import PortReservation
 from tests.support.commands import refused, run
 
 GOOD: Final[dict[str, Any]] = {
@@ -39,7 +40,7 @@ OURS: Final = ("VLLM_", "NIXL", "OTEL_", "PROMETHEUS_", "KUBERNETES_")
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine with a vLLM that is there to be looked at only, and no variables."""
     for name in [name for name in os.environ if name.startswith(OURS)]:
         monkeypatch.delenv(name)
@@ -56,14 +57,16 @@ def patient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "version_of", {"nixl": "1.5.1", "nixl-cu12": "1.5.1"}.get)
     monkeypatch.setattr(process, "run", lambda *arguments: process.Ended(0, "", ""))
     monkeypatch.setattr(process, "ask_vllm", lambda *arguments: ({}, ""))
-    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
+    with PortReservation() as held:
+        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(held.ports[0]))
+        yield
 
 
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port that nobody else gets."""
+    with PortReservation() as held:
+        yield held.ports[0]
 
 
 @contextlib.contextmanager
@@ -99,10 +102,10 @@ def bad(found: list[Finding]) -> list[Finding]:
 # ------------------------------------------------------------------------------------------------------------- Healthy
 
 
-def test_a_good_one_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_one_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setenv("NIXLTEL_TRACE_FILE", str(tmp_path / "spans.jsonl"))
 
-    result = diagnose(serve=("--port", str(free_port())))
+    result = diagnose(serve=("--port", str(free_port)))
 
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == f"{len(CHECKS)} checks: no problems\n"
@@ -809,10 +812,10 @@ def answers(monkeypatch: pytest.MonkeyPatch, **answer: Any) -> list[Any]:
     return asked
 
 
-def test_vllm_reads_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_reads_the_arguments(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     """Those of a file of arguments, too."""
     transfer = {**GOOD, "kv_role": "kv_nobody", "engine_id": "made-by-vllm"}
-    asked = answers(monkeypatch, values={"port": free_port(), "data_parallel_size": 1}, transfer=transfer)
+    asked = answers(monkeypatch, values={"port": free_port, "data_parallel_size": 1}, transfer=transfer)
 
     one = only(run(doctor, "--json", "--peer", "localhost", "--", "vllm", "serve", "my/model", "--config", "x.yaml"))
 
