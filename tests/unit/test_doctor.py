@@ -677,6 +677,13 @@ def test_a_peer_on_another_host() -> None:
     assert 'is unset, which is localhost, and the peer "192.0.2.1" is on another host: it cannot connect' in one.what
 
 
+def test_a_peer_that_does_not_resolve() -> None:
+    """Where it is stays unknown."""
+    result = run(doctor, "--json", "--peer", "no-such-host.invalid", "--kv-transfer-config", json.dumps(GOOD))
+
+    assert [(one.level, one.topic) for one in bad(findings(result))] == [("warning", "network"), ("warning", "peers")]
+
+
 @pytest.mark.parametrize("peer", ["localhost", "127.0.0.1:5600", "[127.0.0.1]:5600", "localhost:5600"])
 def test_a_peer_may_have_a_port(peer: str) -> None:
     assert bad(findings(run(doctor, "--json", "--peer", peer, "--kv-transfer-config", json.dumps(GOOD)))) == []

@@ -44,10 +44,10 @@ def side_channel_host(subject: Subject) -> Iterator[Finding]:
 
 
 def _loopback(subject: Subject, named: str) -> Iterator[Finding]:
-    remote = [peer for peer in subject.peers if not is_local(peer)]
+    remote = [peer for peer in subject.peers if resolve(peer) and not is_local(peer)]
     if remote:
         yield problem(f"{named}, and the peer {shown(remote[0])} is on another host: it cannot connect", _SET)
-    elif subject.peers:
+    elif subject.peers and all(map(is_local, subject.peers)):
         yield fine(f"{named}, and all peers are on this host")
     elif "KUBERNETES_SERVICE_HOST" in subject.environ:
         yield problem(f"{named}, and this is a Kubernetes pod: no other pod can connect", _SET)
