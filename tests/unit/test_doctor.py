@@ -914,6 +914,13 @@ def test_a_process_answers(real: Any) -> None:
     assert ended.reason() == "said"
 
 
+def test_what_a_process_leaves_is_removed(real: Any) -> None:
+    ended = real(["-c", "import tempfile; print(tempfile.mkdtemp())"], "", 60)
+
+    assert ended.code == 0
+    assert not Path(ended.output.strip()).exists()
+
+
 def test_a_process_that_hangs_is_gone_with_its_children(real: Any, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = f"""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 _QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
@@ -37,7 +37,13 @@ class Ended(NamedTuple):
 
 def run(python: Sequence[str], stdin: str, timeout: float) -> Ended:
     """Run this Python with arguments, and end all that it started."""
-    environment = {**os.environ, **_QUIET, "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    # A folder of its own, since torch makes one and leaves it.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return _run(python, stdin, timeout, {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "TMPDIR": folder})
+
+
+def _run(python: Sequence[str], stdin: str, timeout: float, variables: Mapping[str, str]) -> Ended:
+    environment = {**os.environ, **_QUIET, **variables}
     # With an own config of its logging vLLM would open files.
     environment.pop("VLLM_LOGGING_CONFIG_PATH", None)
     # Files, and no pipes: a grandchild that lives on could hold those open.
