@@ -128,6 +128,7 @@ def _subject(
         asked=asked,
         not_asked=not_asked,
         quick=quick,
+        patience=timeout,
     )
 
 

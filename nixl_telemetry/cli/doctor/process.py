@@ -36,7 +36,10 @@ class Ended(NamedTuple):
 
 
 def run(python: Sequence[str], stdin: str, timeout: float) -> Ended:
-    """Run this Python with arguments, and end all that it started."""
+    """Run this Python with arguments, and end all that it started.
+
+    As in the program ``vllm``, packages are not looked for in the working directory.
+    """
     # A folder of its own, since torch makes one and leaves it.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         return _run(python, stdin, timeout, {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "TMPDIR": folder})
@@ -51,7 +54,7 @@ def _run(python: Sequence[str], stdin: str, timeout: float, variables: Mapping[s
         into.write(stdin.encode("utf-8", "surrogateescape"))
         into.seek(0)
         process = subprocess.Popen(  # noqa: S603  it is this Python
-            [sys.executable, *python], stdin=into, stdout=out, stderr=err, env=environment, start_new_session=True
+            [sys.executable, "-P", *python], stdin=into, stdout=out, stderr=err, env=environment, start_new_session=True
         )
         try:
             code = process.wait(timeout)

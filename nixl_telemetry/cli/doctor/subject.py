@@ -99,6 +99,8 @@ class Subject:
     not_asked: str | None = None
     """Why vLLM was asked and did not answer."""
     quick: bool = False
+    patience: float = 120.0
+    """Seconds after which all checks are over."""
     seconds: float = 3.0
     """How long one attempt to connect may take."""
 
