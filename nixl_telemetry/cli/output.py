@@ -21,6 +21,7 @@ class Exit(IntEnum):
 
     FINE = 0
     INCOMPATIBLE = 1
+    """Something does not fit, or is wrong."""
     UNKNOWN = 2
     """It could not be told, or something could not be reached or read."""
 

@@ -111,14 +111,19 @@ def _platform_note() -> str:
 
 def _config(arguments: Sequence[str]) -> Any:
     """The config that ``vllm serve`` makes."""
-    args = _parsed(arguments)
+    args = parsed(arguments)
     try:
         return AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     except Exception as error:
         raise PreflightError(f"vLLM refuses the arguments: {_in_short(error)}") from error
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the parser of ``vllm serve`` makes of the arguments.
+
+    Raises:
+        PreflightError: It refuses them.
+    """
     from vllm.entrypoints.cli import serve
 
     parser = FlexibleArgumentParser(prog="vllm")

@@ -5,11 +5,14 @@
 import ast
 import inspect
 import os
+import re
 import textwrap
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import nixl
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata
@@ -17,6 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import Nix
 from vllm.v1.outputs import KVConnectorOutput
 
 from nixl_telemetry import connectors
+from nixl_telemetry.cli.doctor.checks import config, environment
+from nixl_telemetry.cli.doctor.subject import Subject, installed_vllm
 from nixl_telemetry.compat.factors import FACTOR_NAMES
 from nixl_telemetry.compat.releases import RELEASES
 from nixl_telemetry.seam.carrier import WorkerNotes
@@ -211,3 +216,29 @@ def test_the_connector_is_its_stock_class_for_layout_and_hma(connector: Any, sto
         "shutdown",
     }
     assert connector.transfer_mode in TransferMode
+
+
+def test_what_doctor_reads_without_importing_vllm() -> None:
+    """Its version, its connectors and its variables, from the sources."""
+    vllm = installed_vllm()
+    assert vllm is not None
+    assert vllm.version == vllm_version()
+    subject = Subject({"VLLM_NO_SUCH_THING": "1", "VLLM_NIXL_SIDE_CHANNEL_PORT": "1"}, vllm=vllm)
+    (unknown,) = environment.variables_of_vllm(subject)
+    (name,) = config.connector_names(Subject({}, vllm=vllm, transfer={"kv_connector": "NixlPushConnecter"}))
+
+    assert unknown.what.startswith("VLLM_NO_SUCH_THING is set")
+    assert (name.level, name.remedy) == ("problem", "write NixlPushConnector")
+
+
+def test_doctor_knows_the_keys_of_a_config() -> None:
+    """Those of vLLM's class, and those that the NIXL connectors look up in the extra one."""
+    looked_up = {
+        key
+        for file in Path(base_worker.__file__).parent.glob("*.py")
+        for key in re.findall(r'get_from_extra_config\(\s*"(\w+)"', file.read_text(encoding="utf-8"))
+    }
+
+    assert {field.name for field in fields(KVTransferConfig)} <= config._KEYS | config._OLD_KEYS
+    assert looked_up
+    assert looked_up <= config._EXTRA_KEYS

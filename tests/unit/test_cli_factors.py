@@ -73,6 +73,16 @@ def test_without_vllm_factors_says_what_it_needs() -> None:
     assert "it cannot be imported here (No module named 'torch'); run this with the Python of the server's" in line
 
 
+def test_without_vllm_doctor_says_so_and_checks_the_rest() -> None:
+    config = '{"kv_connector": "NixlConnector", "kv_role": "kv_bth"}'
+    done = bare("doctor", "--peer", "localhost", "--kv-transfer-config", config)
+
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "environment  vLLM is not installed in this Python → run this with the Python of the server's" in done.stdout
+    assert "environment  NIXL is not installed" in done.stdout
+    assert 'kv_role is "kv_bth", which vLLM does not know → write kv_both' in done.stdout
+
+
 # ------------------------------------------------------------------------------------------------------ Beside vLLM
 
 
