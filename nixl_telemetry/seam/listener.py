@@ -12,6 +12,7 @@ Every connection has the same small share: what it may send at once, the time it
 
 import contextlib
 import errno
+import itertools
 import selectors
 import socket
 import threading
@@ -38,7 +39,10 @@ long for an answer."""
 _LOOKUP_SECONDS: Final = 2.0
 """How long a request waits until the names of allowed peers are looked up."""
 _MESSAGES_PER_TURN: Final = 8
-_ACCEPTS_PER_TURN: Final = 32
+_ACCEPTS_PER_PASS: Final = 8
+_SUSPECTS_PER_PASS: Final = 4
+"""Turns for those who have sent something bad, between two looks at all others. Each system call gives vLLM's threads
+the interpreter, which may take 5 ms to come back."""
 _TICK_SECONDS: Final = 0.5
 """How often time limits and vLLM's request to stop are looked at. Stock looks every second."""
 _PARKED_TICK_SECONDS: Final = 0.02
@@ -67,6 +71,8 @@ class _Client:
         """When it last made progress."""
         self.parked: list[bytes] | None = None
         """A message that waits until it is known whether its sender is allowed."""
+        self.is_suspect = False
+        """Whether it has sent something bad: others go first."""
         self.closed = False
 
     @property
@@ -106,6 +112,8 @@ class HandshakeListener:
         self._clients: dict[int, _Client] = {}
         self._waiting: set[_Client] = set()
         """Those of which more can be done without reading."""
+        self._suspects: dict[_Client, None] = {}
+        """Suspects that have something to do, in the order of their turns."""
 
     def bind(self, host: str, port: int) -> None:
         """Listen.
@@ -135,20 +143,24 @@ class HandshakeListener:
         while not stop.is_set():
             ready = self._selector.select(self._patience())
             now = time.monotonic()
-            turns = dict.fromkeys(self._waiting)
-            self._waiting.clear()
+            turns = self._waiting
+            self._waiting = set()
             for key, events in ready:
                 if key.fileobj is self._server:
                     self._accept(stop, now)
                 else:
                     client: _Client = key.data
-                    turns[client] = None
+                    turns.add(client)
                     if events & selectors.EVENT_WRITE:
                         self._guard(client, self._send, now)
-            readable = {key.data for key, events in ready if events & selectors.EVENT_READ}
             for client in turns:
-                if not client.closed:
-                    self._guard(client, self._turn, now, client in readable)
+                if client.is_suspect:
+                    self._suspects[client] = None
+                else:
+                    self._guard(client, self._turn, now)
+            for client in list(itertools.islice(self._suspects, _SUSPECTS_PER_PASS)):
+                self._suspects.pop(client, None)
+                self._guard(client, self._turn, now)
             if now - swept >= _TICK_SECONDS:
                 swept = now
                 self._sweep(now)
@@ -162,6 +174,8 @@ class HandshakeListener:
         self._selector.close()
 
     def _patience(self) -> float:
+        if self._suspects:
+            return 0.0
         if not self._waiting:
             return _TICK_SECONDS
         return _PARKED_TICK_SECONDS if all(client.parked is not None for client in self._waiting) else 0.0
@@ -170,7 +184,7 @@ class HandshakeListener:
 
     def _accept(self, stop: threading.Event, now: float) -> None:
         assert self._server is not None  # noqa: S101 (bound before it serves)
-        for _ in range(_ACCEPTS_PER_TURN):
+        for _ in range(_ACCEPTS_PER_PASS):
             try:
                 connection, address = self._server.accept()
             except BlockingIOError:
@@ -206,6 +220,8 @@ class HandshakeListener:
 
     def _guard(self, client: _Client, act: Any, *args: Any) -> None:
         """Do something for a client; what goes wrong with it ends its connection and nothing else."""
+        if client.closed:
+            return
         try:
             act(client, *args)
         except ProtocolError as error:
@@ -221,6 +237,7 @@ class HandshakeListener:
         client.closed = True
         self._clients.pop(id(client), None)
         self._waiting.discard(client)
+        self._suspects.pop(client, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.socket)
         client.socket.close()
@@ -247,7 +264,7 @@ class HandshakeListener:
 
     # ---------------------------------------------------------------------------------------------------- Messages
 
-    def _turn(self, client: _Client, now: float, readable: bool) -> None:
+    def _turn(self, client: _Client, now: float) -> None:
         """Take a few messages of a client, and read if there is none."""
         if client.parked is not None:
             message, client.parked = client.parked, None
@@ -259,9 +276,12 @@ class HandshakeListener:
                 return
             item = client.received.next()
             if item is None:
-                if has_read or not readable:
+                if has_read:
                     return
-                data = client.socket.recv(FRAME_LIMIT)
+                try:
+                    data = client.socket.recv(FRAME_LIMIT)
+                except BlockingIOError:
+                    return
                 if not data:
                     self._drop(client)
                     return
@@ -285,12 +305,14 @@ class HandshakeListener:
             self._selector.unregister(client.socket)
             return
         if not admitted:
+            client.is_suspect = True
             text = "dropped: the address is not in allowed_peers"
             self._requests.refused(RequestResult.NOT_ALLOWED, client.client, text)
             return
         try:
             rank = self._rank(message)
         except BadQueryError as error:
+            client.is_suspect = True
             self._requests.refused(RequestResult.MALFORMED, client.client, f"dropped: {error}")
             return
         payload = self._payloads.get(rank)
