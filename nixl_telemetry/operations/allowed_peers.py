@@ -23,6 +23,7 @@ _RETRY_SECONDS: Final = 1.0
 _LOOKUPS_LIMIT: Final = 8
 """Threads that look up names. A resolver that hangs cannot be stopped."""
 _TEXT_LIMIT: Final = 256
+"""Characters of a host, which comes from a client, and of the list, in a message."""
 
 
 class PeerNotAllowedError(RuntimeError):
@@ -154,8 +155,11 @@ class AllowedPeers:
     def _refusal(self, host: str, found: Sequence[str]) -> str:
         shown = printable(host[:_TEXT_LIMIT])
         at = f" ({', '.join(found)})" if found else ""
+        listed = ", ".join(self._entries)
+        if len(listed) > _TEXT_LIMIT:
+            listed = f"{listed[:_TEXT_LIMIT]}... ({len(self._entries)} entries)"
         return (
-            f"nixl_telemetry: the peer {shown!r}{at} is not allowed. allowed_peers is {', '.join(self._entries)}. "
+            f"nixl_telemetry: the peer '{shown}'{at} is not allowed. allowed_peers is {listed}. "
             "The host comes from kv_transfer_params of the request (remote_host). If it is one of your instances, add "
             "its address, network or name to the setting allowed_peers (NIXLTEL_ALLOWED_PEERS) of this instance."
         )

@@ -71,6 +71,8 @@ class _Client:
         """When it last made progress."""
         self.parked: list[bytes] | None = None
         """A message that waits until it is known whether its sender is allowed."""
+        self.admitted: bool | None = None
+        """Whether its address is allowed; ``None`` while that is not known."""
         self.is_suspect = False
         """Whether it has sent something bad: others go first."""
         self.closed = False
@@ -225,13 +227,19 @@ class HandshakeListener:
         try:
             act(client, *args)
         except ProtocolError as error:
-            self._requests.refused(RequestResult.MALFORMED, client.client, f"the connection was closed: {error}")
+            self._refuse(client, RequestResult.MALFORMED, f"the connection was closed: {error}")
             self._drop(client)
         except OSError:
             self._drop(client)
         except Exception as error:
             self._on_error(error)
             self._drop(client)
+
+    def _refuse(self, client: _Client, result: RequestResult, message: str) -> None:
+        try:
+            self._requests.refused(result, client.client, message)
+        except Exception as error:
+            self._on_error(error)
 
     def _drop(self, client: _Client) -> None:
         client.closed = True
@@ -250,9 +258,9 @@ class HandshakeListener:
             if client.out:
                 self._drop(client)
             elif client.received.is_amid and client.parked is None:
-                self._requests.refused(
+                self._refuse(
+                    client,
                     RequestResult.MALFORMED,
-                    client.client,
                     f"the connection was closed: it sent nothing more for {STALL_SECONDS:g} s, in the middle of a "
                     f"{'message' if client.received.is_ready else 'greeting'}",
                 )
@@ -297,30 +305,31 @@ class HandshakeListener:
         self._waiting.add(client)
 
     def _handle(self, client: _Client, message: list[bytes], now: float) -> None:
-        admitted = self._allowed.admits(client.client.address) if self._allowed is not None else True
-        if admitted is None and now - client.since < _LOOKUP_SECONDS:
+        if client.admitted is None:
+            client.admitted = self._allowed.admits(client.client.address) if self._allowed is not None else True
+        if client.admitted is None and now - client.since < _LOOKUP_SECONDS:
             client.parked = message
             self._waiting.add(client)
             # Or what else it sends would wake the loop over and over.
             self._selector.unregister(client.socket)
             return
-        if not admitted:
+        if not client.admitted:
             client.is_suspect = True
             text = "dropped: the address is not in allowed_peers"
-            self._requests.refused(RequestResult.NOT_ALLOWED, client.client, text)
+            self._refuse(client, RequestResult.NOT_ALLOWED, text)
             return
         try:
             rank = self._rank(message)
         except BadQueryError as error:
             client.is_suspect = True
-            self._requests.refused(RequestResult.MALFORMED, client.client, f"dropped: {error}")
+            self._refuse(client, RequestResult.MALFORMED, f"dropped: {error}")
             return
         payload = self._payloads.get(rank)
         if payload is not None:
             self._requests.served()
         else:
             text = f"it asked for the rank (pp {rank[0]}, tp {rank[1]}); there are {_shown(self._payloads)}"
-            self._requests.refused(RequestResult.UNKNOWN_RANK, client.client, text)
+            self._refuse(client, RequestResult.UNKNOWN_RANK, text)
         # As vLLM's own: its clock, taken as late as can be.
         clock = msgspec.msgpack.encode(time.perf_counter())
         frames = [b"", payload if payload is not None else _UNDECODABLE, clock]

@@ -647,7 +647,10 @@ def test_what_fails_at_one_client_is_not_the_others(
             raise KeyError("injected")
 
         context.setattr(HandshakeRequests, "refused", raises)
-        assert served.ask(b"junk", 0.3) is None
+        context.setattr(HandshakeRequests, "served", raises)
+        served.raw(b"GET /").close()
+        assert served.ask(b"junk", 0.2) is None
+        assert served.ask(seconds=0.2) is None
 
     assert served.ask() is not None
     assert observed.updates()["nixl_telemetry_errors_total", "hook"] >= 1
