@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 
+from nixl_telemetry.cli.side_channel import Address, Position, SideChannel
 from nixl_telemetry.operations.allowed_peers import AllowedPeers, PeerNotAllowedError
 from nixl_telemetry.operations.handshake_request import HandshakeRequests
 from nixl_telemetry.seam import listener
@@ -193,6 +194,16 @@ def test_a_handshake_with_it(observed: Observed, pull_worker: Any) -> None:
     updates = observed.updates()
     scheduler._nixl_telemetry.with_updates(None)
     assert ("nixl_handshake_duration_seconds", "payload_decode") in updates
+
+
+def test_a_probe_of_it(served: Served) -> None:
+    """The suite's own command takes it for what it is: it looks at the greeting first."""
+    with SideChannel(Address("127.0.0.1", served.port), 5) as channel:
+        payloads = [channel.ask(Position(*rank)) for rank in RANKS]
+
+    assert len(set(payloads)) == len(RANKS)
+    # The look at the greeting, which ends without a word, is no request.
+    assert served.results == {"served": len(RANKS)}
 
 
 def test_big_payloads_reach_slow_readers(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
