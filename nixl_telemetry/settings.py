@@ -6,11 +6,13 @@ A setting given in the config wins over its variable. NIXL owns the prefix ``NIX
 unknown ``VLLM_*`` variables, hence ``NIXLTEL_``.
 """
 
+import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 CONFIG_KEY: Final = "telemetry"
 """Key of the settings inside ``kv_connector_extra_config``."""
@@ -19,6 +21,8 @@ AUTO_VARIABLE: Final = "NIXLTEL_AUTO"
 """Set to 1, the stock connector names resolve to the instrumented classes. A variable only: it is for deployments whose
 config cannot be touched."""
 _TESTBED_PREFIX: Final = "NIXLTEL_TESTBED_"
+_LABEL: Final = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME: Final = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*\.?", re.IGNORECASE)
 
 
 class SettingsError(ValueError):
@@ -83,6 +87,18 @@ class Settings(BaseModel):
         2.0, ge=0, le=30, description="How long a process that ends may wait for spans to be exported. Seconds."
     )
 
+    listener: bool = Field(
+        True,
+        description="Answer handshakes by a listener that survives what is no query. `false`: by vLLM's own, which one "
+        "such message ends.",
+    )
+    allowed_peers: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Whom handshakes are had with, in either direction: CIDRs, addresses and host names, as a JSON "
+        "list or, in the variable, separated by commas. Unset: everybody.",
+    )
+
     audit_dir: str | None = Field(
         None,
         min_length=1,
@@ -96,6 +112,19 @@ class Settings(BaseModel):
     audit_max_file_bytes: int = Field(
         64 * 2**20, ge=4096, le=2**40, description="Size at which the next file of an audit trail begins. Bytes."
     )
+
+    @field_validator("allowed_peers", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [entry.strip() for entry in value.split(",") if entry.strip()] if isinstance(value, str) else value
+
+    @field_validator("allowed_peers")
+    @classmethod
+    def _are_peers(cls, entries: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for entry in entries or ():
+            if (problem := _no_peer(entry)) is not None:
+                raise ValueError(f"the entry {entry!r} {problem}")
+        return entries
 
     @classmethod
     def load(cls, extra_config: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Self:
@@ -135,8 +164,24 @@ def is_auto(environ: Mapping[str, str] | None = None) -> bool:
         ) from None
 
 
+def _no_peer(entry: str) -> str | None:
+    """What is wrong with an entry of ``allowed_peers``; ``None`` if nothing is."""
+    try:
+        network = ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        # A number in place of a name is a mistaken address.
+        if _HOST_NAME.fullmatch(entry) and not re.fullmatch(r"[0-9.]+", entry):
+            return None
+        return "is neither an address, nor a network such as 10.0.0.0/8, nor a host name"
+    if "/" in entry and ipaddress.ip_address(entry.partition("/")[0]) != network.network_address:
+        return f"is an address inside a network; the network is {network}"
+    return None
+
+
 def _bad(where: str, value: Any, error: ValidationError) -> SettingsError:
-    return SettingsError(f"nixl_telemetry: {where} is {value!r}: {error.errors()[0]['msg']}.")
+    return SettingsError(
+        f"nixl_telemetry: {where} is {value!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}."
+    )
 
 
 def variable_of(name: str) -> str:

@@ -34,6 +34,7 @@ from nixl_telemetry.signals.semconv import (
     Kept,
     LeaseOutcome,
     Purpose,
+    RequestResult,
     Signal,
     SpanName,
 )
@@ -227,6 +228,11 @@ LOG_EVENTS: Final = {
     EventName.COMPAT_HASH_COMPUTED: LogDoc("info", "once for each worker, at start-up: the hash and its factors"),
     EventName.HANDSHAKE_FINISHED: LogDoc("info; warning when slow", "a handshake succeeded"),
     EventName.HANDSHAKE_FAILED: LogDoc("error", "a handshake failed"),
+    EventName.HANDSHAKE_REQUEST_REFUSED: LogDoc(
+        "warning",
+        "this instance's listener was asked for what it does not have, by somebody who is not allowed to, or in no "
+        "sound way; at most one line for each result in 10 s",
+    ),
     EventName.TRANSFER_FINISHED: LogDoc("debug; warning when slow", "a transfer succeeded"),
     EventName.TRANSFER_FAILED: LogDoc("error", "a transfer failed"),
     EventName.RECEIVE_FINISHED: LogDoc("debug; warning when slow", "a request has its remote KV"),
@@ -263,6 +269,9 @@ CONFLICT_CONTEXT: Final = {
 }
 """What the log line of a mode conflict has besides the event's attributes, by where the other mode was met."""
 
+REQUEST_KEYS: Final = ("HANDSHAKE_REQUEST_RESULT", "CLIENT_ADDRESS", "CLIENT_PORT", "HANDSHAKE_REQUEST_COUNT")
+"""Attributes of the line on refused requests."""
+
 LOG_KEYS: Final = (
     ("event", "the event"),
     ("duration_s", "float, seconds; of the operation"),
@@ -272,7 +281,7 @@ LOG_KEYS: Final = (
 )
 """Keys of log lines that are no attributes."""
 
-UNUSED_ERRORS: Final = (ErrorType.NOTIFICATION_FAILED, ErrorType.PEER_NOT_ALLOWED)
+UNUSED_ERRORS: Final = (ErrorType.NOTIFICATION_FAILED,)
 """Members of the vocabulary that nothing reports yet."""
 
 BUILT_IN: Final = (
@@ -482,6 +491,7 @@ def _spans() -> Iterator[str]:
     yield "### Values\n"
     sets: tuple[tuple[str, type[Enum]], ...] = (
         (attribute("HANDSHAKE_PURPOSE"), Purpose),
+        (attribute("HANDSHAKE_REQUEST_RESULT"), RequestResult),
         (attribute("LEASE_OUTCOME"), LeaseOutcome),
         (attribute("BLOCK_DETAIL"), BlockDetail),
         (attribute("KEPT"), Kept),
@@ -504,7 +514,9 @@ def _attribute_table(constants: Sequence[str], docs: dict[str, str]) -> str:
     def meaning(constant: str) -> str:
         text = sentence(docs[constant]).replace("an `ErrorType`", "an [error type](#error-types)")
         return re.sub(
-            r"an? `(Purpose|ConflictSource|LeaseOutcome|BlockDetail|Kept)`", "one of the [values](#values)", text
+            r"an? `(Purpose|RequestResult|ConflictSource|LeaseOutcome|BlockDetail|Kept)`",
+            "one of the [values](#values)",
+            text,
         )
 
     return table(("attribute", "type and meaning"), ((f"`{_shown(name)}`", meaning(name)) for name in constants))
@@ -540,6 +552,8 @@ def _logs() -> Iterator[str]:
     yield f"`{EventName.MODE_CONFLICT}` has the attributes of the span event, and by its source:\n"
     yield table(("source", "more keys"), _conflict_rows())
     yield f"`{semconv.CODE_CLASS}` is on log lines only: {attributes()['CODE_CLASS']}\n"
+    yield f"`{EventName.HANDSHAKE_REQUEST_REFUSED}` has, beside its message:\n"
+    yield _attribute_table(REQUEST_KEYS, attributes())
     yield "Keys that are no attributes:\n"
     yield table(("key", "meaning"), ((f"`{name}`", text) for name, text in LOG_KEYS))
     yield (
@@ -780,6 +794,8 @@ def _type_of(setting: FieldInfo) -> str:
     if typing.get_origin(setting.annotation) is typing.Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(setting.annotation))
     names: dict[Hashable, str] = {bool: "boolean", int: "integer", float: "number", str | None: "text"}
+    if setting.annotation == tuple[str, ...] | None:
+        return "list of texts"
     limits = [
         f"{words} {getattr(limit, field):,}"
         for limit in setting.metadata

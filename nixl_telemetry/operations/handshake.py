@@ -30,6 +30,8 @@ from nixl_telemetry.signals.telemetry import Telemetry, guarded
 _PROBE_SECONDS: Final = 0.25
 _HASH_LIMIT: Final = 128
 """Characters that are kept of a peer's hash; a SHA-256 has 64."""
+_REJECTIONS: Final = frozenset({ErrorType.COMPAT_MISMATCH, ErrorType.PEER_NOT_ALLOWED})
+"""Failures that are this instance's own decision about the peer."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Failure:
     """It comes from the NIXL agent."""
     unsupported: bool = False
     """vLLM says that such a pair is not implemented."""
+    not_allowed: bool = False
+    """It is the suite's own refusal of a peer that is not on the list."""
     direct: bool = False
     """It was raised by vLLM's handshake method itself, not by what that calls."""
 
@@ -207,7 +211,7 @@ class Handshake:
 
     def _decision(self) -> str:
         if self.error is not None:
-            return "rejected" if self.error is ErrorType.COMPAT_MISMATCH else "failed"
+            return "rejected" if self.error in _REJECTIONS else "failed"
         return "bypassed" if self.hash_differs else "accepted"
 
     def _warn_of_uncovered(self) -> Description:
@@ -307,6 +311,8 @@ class Handshake:
     def _classify(self, failure: Failure) -> ErrorType:
         """The error type, from where the handshake stood and what kind of exception ended it, never from its text."""
         stage = self.stages[-1].name
+        if failure.not_allowed:
+            return ErrorType.PEER_NOT_ALLOWED
         if failure.timed_out:
             return ErrorType.TIMEOUT
         if failure.from_agent:

@@ -2,15 +2,20 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Hooks on the scheduler side: what requests say of their transfer mode and trace, and the leases on finished ones.
 
-The connector's public scheduler methods forward to these, so nothing private is touched but the object itself.
+The connector's public scheduler methods forward to these, so nothing private is touched but the object itself, and the
+target of the listener's thread, see listener.py.
 """
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final
 
+from nixl_telemetry.operations.allowed_peers import AllowedPeers
+from nixl_telemetry.operations.handshake_request import HandshakeRequests
 from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck
 from nixl_telemetry.operations.receive import Origin
 from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
+from nixl_telemetry.seam.listener import PARAMETERS, HandshakeListener
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
@@ -41,6 +46,7 @@ class SchedulerObserver:
         self._mode = ModeCheck(telemetry)
         self._notes = StepNotes()
         self._leases = LeaseTable(telemetry)
+        self._requests = HandshakeRequests(telemetry)
         self._expired: set[str] = set()
         self._origins: dict[str, Origin] = {}
         self._waiting: set[str] = set()
@@ -152,8 +158,59 @@ class SchedulerObserver:
         self._leases.shut_down()
 
     @guarded
+    def listened(self, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Answer handshakes on this thread until vLLM asks to stop; false where vLLM's own listener has to.
+
+        Args:
+            stock: That listener.
+            args: What it is called with.
+            kwargs: The same.
+        """
+        settings = self.telemetry.settings
+        if not settings.listener:
+            if settings.allowed_peers is not None:
+                self._stock_listens("the setting listener is false")
+            return False
+        signature = inspect.signature(stock)
+        if tuple(signature.parameters) != PARAMETERS:
+            self._stock_listens(f"it takes other arguments in this version: {', '.join(signature.parameters)}")
+            return False
+        given = signature.bind(*args, **kwargs).arguments
+        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+
+        listener = HandshakeListener(
+            GET_META_MSG,
+            given["encoded_data"],
+            self._requests,
+            AllowedPeers(settings.allowed_peers) if settings.allowed_peers is not None else None,
+            lambda error: self.telemetry.failed("the handshake listener", error),
+        )
+        try:
+            try:
+                listener.bind(given["host"], given["port"])
+            except OSError as error:
+                self._stock_listens(f"{given['host']}:{given['port']} cannot be listened at: {error}")
+                return False
+            given["ready_event"].set()
+            listener.serve(given["stop_event"])
+        finally:
+            listener.close()
+        return True
+
+    def _stock_listens(self, reason: str) -> None:
+        allowed = self.telemetry.settings.allowed_peers
+        also = " Who asks it is not checked against allowed_peers." if allowed is not None else ""
+        self.telemetry.warn_once("listener", "vLLM's own handshake listener is used: %s.%s", reason, also)
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether :meth:`with_updates` has something to add; asked in every step, and mostly it has not."""
+        return self.telemetry.has_updates or self._requests.has_news
+
+    @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
         """The stats of a step with the metric updates in them; ``None`` when there are none."""
+        self._requests.report()
         return with_updates(stats, self.telemetry.drain())
 
 
@@ -180,3 +237,7 @@ class SchedulerHooks(_Stock):
         metadata = super().build_connector_meta(*args, **kwargs)
         self._nixl_telemetry.step_built(metadata)
         return metadata
+
+    def _nixl_handshake_listener(self, *args: Any, **kwargs: Any) -> Any:
+        stock = super()._nixl_handshake_listener
+        return None if self._nixl_telemetry.listened(stock, args, kwargs) else stock(*args, **kwargs)

@@ -88,3 +88,12 @@ class Parameters:
             return kwargs[name]
         position = self._positions.get(name, len(args))
         return args[position] if position < len(args) else default
+
+    def replaced(
+        self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the call with another value for ``name``, which must have been given."""
+        if name in kwargs:
+            return tuple(args), {**kwargs, name: value}
+        position = self._positions[name]
+        return (*args[:position], value, *args[position + 1 :]), dict(kwargs)

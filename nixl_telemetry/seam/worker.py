@@ -21,7 +21,7 @@ Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invi
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import zmq
@@ -30,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 
 from nixl_telemetry.compat.factors import Factors, digest
 from nixl_telemetry.compat.statement import Statement
+from nixl_telemetry.operations.allowed_peers import AllowedPeers, PeerNotAllowedError
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Waiters
@@ -88,6 +89,8 @@ class WorkerObserver:
         self.expired: set[str] = set()
         """Requests whose lease has expired and whose scheduler does not know that yet."""
         self._mode = ModeCheck(telemetry)
+        allowed = telemetry.settings.allowed_peers
+        self._allowed = AllowedPeers(allowed) if allowed is not None else None
         self._handshake_parameters = Parameters(base_worker.NixlBaseConnectorWorker._nixl_handshake)
         post = getattr(worker, "_read_blocks", None) or worker._xfer_blocks
         self._post_parameters = Parameters(getattr(type(worker), post.__name__))
@@ -112,6 +115,30 @@ class WorkerObserver:
             self._waiters.of(peer.engine_id),
         )
         return _current.handshake
+
+    @guarded
+    def destination(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | PeerNotAllowedError:
+        """The arguments with which vLLM is to shake hands, or why it must not.
+
+        A host that is not on the list by name is replaced by the address that was found to be: looked up again, it may
+        have another.
+        """
+        if self._allowed is None:
+            return args, kwargs
+        host = "unknown"
+        try:
+            host = str(self._handshake_parameters.get("host", args, kwargs))
+            return self._handshake_parameters.replaced("host", self._allowed.destination(host), args, kwargs)
+        except PeerNotAllowedError as refusal:
+            return refusal
+        except Exception as error:
+            # What cannot be checked is not allowed.
+            self.telemetry.failed("checking a peer", error)
+            return PeerNotAllowedError(
+                f"nixl_telemetry: the peer {host[:TEXT_LIMIT]!r} could not be checked: {error!r}"
+            )
 
     @guarded
     def handshake_ends(self, error: BaseException | None) -> None:
@@ -370,6 +397,7 @@ class WorkerHooks(_Stock):
         observer = self._nixl_telemetry
         observer.handshake_starts(args, kwargs)
         try:
+            args, kwargs = _permitted(observer.destination(args, kwargs)) or (args, kwargs)
             result = super()._nixl_handshake(*args, **kwargs)
         except BaseException as error:
             observer.handshake_ends(error)
@@ -502,6 +530,16 @@ def _peer(engine_id: object, host: object, port: object) -> Peer:
     return Peer(str(engine_id)[:TEXT_LIMIT], str(host)[:TEXT_LIMIT], number)
 
 
+_Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _permitted(destination: _Arguments | PeerNotAllowedError | None) -> _Arguments | None:
+    """Raise the one exception of ours that is meant for vLLM: it fails the requests that wait for this peer."""
+    if isinstance(destination, PeerNotAllowedError):
+        raise destination
+    return destination
+
+
 def _put_in_front(error: BaseException, reason: str) -> None:
     """Make the reason the first line of vLLM's text; its type and the rest stay."""
     match error.args:
@@ -515,6 +553,7 @@ def _failure(error: BaseException) -> Failure:
         timed_out=isinstance(error, zmq.ZMQError),
         undecodable=isinstance(error.__cause__ or error, msgspec.MsgspecError),
         from_agent=is_nixl_error(error),
+        not_allowed=isinstance(error, PeerNotAllowedError),
         unsupported=isinstance(error, NotImplementedError | ValueError),
         direct=_raised_in(error) == "_nixl_handshake",
     )

@@ -20,6 +20,7 @@ from nixl_telemetry.signals.semconv import (
     ErrorType,
     LeaseOutcome,
     ReceiveOutcome,
+    RequestResult,
     Signal,
     TransferMode,
 )
@@ -151,6 +152,14 @@ HANDSHAKE_BYPASSED: Final = Metric(
     "initiator, enforcement off",
     (_FACTOR,),
 )
+HANDSHAKE_REQUESTS: Final = Metric(
+    "nixl_handshake_requests_total",
+    Kind.COUNTER,
+    "Requests to this instance's handshake listener, by what became of them; connections that were closed because of "
+    "what came, or did not come, count as malformed. An idle engine reports them with its next step.",
+    "listener",
+    (Label("result", tuple(RequestResult)),),
+)
 TRANSFER_DURATION: Final = Metric(
     "nixl_transfer_duration_seconds",
     Kind.HISTOGRAM,
@@ -257,6 +266,7 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
         HANDSHAKE_DURATION,
         HANDSHAKE_REJECTIONS,
         HANDSHAKE_BYPASSED,
+        HANDSHAKE_REQUESTS,
         TRANSFER_DURATION,
         TRANSFER_OBSERVATION_DELAY,
         TRANSFER_BYTES,

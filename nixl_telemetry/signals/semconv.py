@@ -17,6 +17,10 @@ SERVER_ADDRESS: Final = "server.address"
 """string; host of the peer's handshake side channel."""
 SERVER_PORT: Final = "server.port"
 """int; port of the peer's handshake side channel."""
+CLIENT_ADDRESS: Final = "client.address"
+"""string; address of who asked this instance's handshake listener."""
+CLIENT_PORT: Final = "client.port"
+"""int; its port."""
 ERROR_TYPE: Final = "error.type"
 """string; an :class:`ErrorType`, set only on failure."""
 
@@ -68,6 +72,11 @@ COMPAT_UNCOVERED: Final = "nixl.compat.uncovered"
 
 HANDSHAKE_PURPOSE: Final = "nixl.handshake.purpose"
 """string; a :class:`Purpose`: what the handshake sets up."""
+
+HANDSHAKE_REQUEST_RESULT: Final = "nixl.handshake_request.result"
+"""string; a :class:`RequestResult`: what became of a request to the handshake listener."""
+HANDSHAKE_REQUEST_COUNT: Final = "nixl.handshake_request.count"
+"""int; requests with that result since the last line about it, this one included."""
 
 TRANSFER_OPERATION: Final = "nixl.transfer.operation"
 """string; the operation that reached NIXL, ``READ`` or ``WRITE``."""
@@ -159,6 +168,7 @@ class EventName(StrEnum):
     COMPAT_HASH_COMPUTED = "nixl.compat_hash.computed"
     HANDSHAKE_FINISHED = "nixl.handshake.finished"
     HANDSHAKE_FAILED = "nixl.handshake.failed"
+    HANDSHAKE_REQUEST_REFUSED = "nixl.handshake_request.refused"
     TRANSFER_FINISHED = "nixl.transfer.finished"
     TRANSFER_FAILED = "nixl.transfer.failed"
     RECEIVE_FINISHED = "nixl.receive.finished"
@@ -231,6 +241,20 @@ class Purpose(StrEnum):
     """Moving KV: READ in pull, WRITE in push."""
     NOTIFY = "notify"
     """Sending notifications only: the decode side in push, unless a heartbeat shook hands first."""
+
+
+class RequestResult(StrEnum):
+    """What became of a request to the handshake listener."""
+
+    SERVED = "served"
+    """It was answered with a rank's metadata."""
+    MALFORMED = "malformed"
+    """It was no query, or not even ZeroMQ: dropped."""
+    UNKNOWN_RANK = "unknown_rank"
+    """It asked for a rank that this instance does not have. The answer is one that vLLM cannot decode, so that its
+    handshake fails at once."""
+    NOT_ALLOWED = "not_allowed"
+    """It came from an address that is not on the list of allowed peers: dropped."""
 
 
 class ReceiveOutcome(StrEnum):

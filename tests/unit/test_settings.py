@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Settings: both sources, their order, and errors that name the thing, the value and what is valid."""
 
+import json
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ def test_defaults() -> None:
         "trace_file_count": 4,
         "queue_size": 8192,
         "shutdown_timeout_seconds": 2.0,
+        "listener": True,
+        "allowed_peers": None,
         "audit_dir": None,
         "audit_key_file": None,
         "audit_max_file_bytes": 64 * 2**20,
@@ -41,6 +44,17 @@ def test_config_wins_over_environment() -> None:
     )
 
     assert (settings.queue_size, settings.logs) == (100, False)
+
+
+def test_allowed_peers() -> None:
+    """A list in the config, separated by commas in the variable; what is written out is read again."""
+    entries = ["10.0.0.0/8", "192.0.2.7", "fd00::/8", "::1", "prefill-0.prefill.svc.cluster.local.", "node_1"]
+    settings = Settings.load({"telemetry": {"allowed_peers": entries}}, {})
+
+    assert settings.allowed_peers == tuple(entries)
+    assert Settings.load({}, {"NIXLTEL_ALLOWED_PEERS": " , ".join(entries)}) == settings
+    assert Settings.load({"telemetry": settings.model_dump()}, {}) == settings
+    assert Settings.load({"telemetry": json.loads(settings.model_dump_json())}, {}) == settings
 
 
 def test_foreign_variables_are_left_alone() -> None:
@@ -59,6 +73,16 @@ def test_foreign_variables_are_left_alone() -> None:
         ({"telemetry": {"log_format": "xml"}}, {}, ["'xml'", "'logfmt' or 'json'"]),
         ({"telemetry": [1]}, {}, ["[1]", "object"]),
         ({"telemetry": None}, {}, ["None", "object"]),
+        ({"telemetry": {"allowed_peers": ["10.0.0.0/8", "10.0.0.1/8"]}}, {}, ["'10.0.0.1/8'", "network is 10.0.0.0/8"]),
+        ({"telemetry": {"allowed_peers": ["10.0.0.256"]}}, {}, ["entry '10.0.0.256'", "neither an address"]),
+        ({"telemetry": {"allowed_peers": ["prefill:5600"]}}, {}, ["entry 'prefill:5600'", "host name"]),
+        ({"telemetry": {"allowed_peers": ["a" * 64]}}, {}, [f"entry '{'a' * 64}'", "host name"]),
+        ({"telemetry": {"allowed_peers": ["10.0.0.0/33"]}}, {}, ["entry '10.0.0.0/33'"]),
+        ({"telemetry": {"allowed_peers": [""]}}, {}, ["entry ''", "host name"]),
+        ({"telemetry": {"allowed_peers": []}}, {}, ["allowed_peers", "at least 1 item"]),
+        ({"telemetry": {"allowed_peers": [7]}}, {}, ["allowed_peers", "[7]", "string"]),
+        ({}, {"NIXLTEL_ALLOWED_PEERS": "10.0.0.0/8,*"}, ["NIXLTEL_ALLOWED_PEERS", "entry '*'"]),
+        ({}, {"NIXLTEL_ALLOWED_PEERS": " , "}, ["NIXLTEL_ALLOWED_PEERS", "at least 1 item"]),
         ({}, {"NIXLTEL_QUEUE": "7"}, ["NIXLTEL_QUEUE='7'", "NIXLTEL_QUEUE_SIZE", "NIXLTEL_AUTO"]),
         ({}, {"NIXLTEL_TRACES": "perhaps"}, ["NIXLTEL_TRACES", "'perhaps'", "boolean"]),
     ],
