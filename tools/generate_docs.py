@@ -708,9 +708,10 @@ the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_T
 vLLM hands a request's `traceparent` to its connectors with 1. only: with 2. and 3. alone the suite's spans are in
 traces of their own, which still span prefill and decode.
 
-Spans are sent 0.2 s after the last one, but one message every 5 s at most, unless 512 spans wait.
-A process that ends sends what it has: with `--shutdown-timeout 0`, its default, vLLM leaves its workers half a second
-for that.
+Spans are sent 0.2 s after the last one, but one message a second at most, unless 512 spans wait.
+This is on purpose: with `--shutdown-timeout 0`, its default, vLLM kills its workers at once, too early for an export at
+exit.
+What a worker did in its last second may so be lost; with a `--shutdown-timeout` it is exported.
 A batch that is not taken within the exporter's timeout is lost; `nixl_telemetry_dropped_total{signal="spans"}` counts
 its spans.
 

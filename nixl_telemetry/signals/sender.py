@@ -19,9 +19,9 @@ Item: TypeAlias = OtlpSpan | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
 """So long after the last span a batch is sent, unless one was sent lately: whoever tries something out sees it soon."""
-_PACE_SECONDS: Final = 5.0
-"""So much time is between two messages of a steady stream, as with OpenTelemetry's own batches, and so long a span
-waits at most. A message costs as much as dozens of spans."""
+_PACE_SECONDS: Final = 1.0
+"""So much time is between two messages of a steady stream, and so long a span waits at most. A message costs as much as
+dozens of spans; what waits is lost when vLLM kills its workers, which it does at once by default."""
 _BATCH_SPANS: Final = 512
 _BLOCKS_PER_SPAN: Final = 16
 
