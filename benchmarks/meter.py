@@ -105,6 +105,8 @@ class Meter:
             for layer in hooks.__mro__
             for name, value in vars(layer).items()
             if inspect.isfunction(value) and not name.startswith("__") and hasattr(stock, name)
+            # The handshake listener has a thread to itself, and does nothing in a step.
+            if not isinstance(inspect.getattr_static(stock, name), staticmethod)
         }
         label = stock.__name__
         outer = {name: self.outer(f"{label}.{name}", getattr(hooks, name)) for name in names}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Two minutes of requests, or an hour with `make soak`, while the collector goes away and comes back."""
+"""A minute and a half of requests, or an hour with `make soak`, while the collector goes away and comes back."""
 
 import os
 import time
@@ -22,7 +22,7 @@ from nixl_telemetry.testbed import (
 from tests.e2e.conftest import MODEL, MODULE, blocks_of, fleet, metric
 from tests.support.peers import wait_until
 
-SECONDS = float(os.environ.get("NIXLTEL_TESTBED_SOAK_SECONDS", "120"))
+SECONDS = float(os.environ.get("NIXLTEL_TESTBED_SOAK_SECONDS", "90"))
 PHASE_SECONDS = max(10.0, SECONDS / 60)
 """So long the collector is there, and so long it is away."""
 EXPORT_SECONDS = 2
