@@ -2,46 +2,28 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """What a handshake costs more than the stock one: vLLM's real method against a real ZeroMQ peer with our statement."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from statistics import median
 from typing import Any, Final
 
-import msgspec
-import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata
 
 from benchmarks.bare import PEER, SilentAgent, exporting_to_sink, worker_connector
 from benchmarks.figures import Budget, Figure, Part, differences, median_interval
 from benchmarks.interleave import Cost, cost_of, interleaved
 from nixl_telemetry.compat.factors import digest
-from nixl_telemetry.compat.statement import VERSION, Geometry, Statement, encode
 from nixl_telemetry.operations.compatibility import Compatibility
+from tests.support.peers import CLOCK, payload, peer
+from tests.support.statements import FACTORS, exchanged, statement
 
 ROUNDS: Final = 300
 LIMIT_MS: Final = 1.0
 
-FACTORS: Final[dict[str, Any]] = {
-    "vllm_version": "0.32.0",
-    "nixl_connector_version": 14,
-    "model": "example/model",
-    "dtype": "torch.bfloat16",
-    "num_kv_heads": 4,
-    "head_size": 64,
-    "num_hidden_layers": 4,
-    "attn_backend_name": "CPU_ATTN",
-    "cache_dtype": "auto",
-    "is_hma_enabled": True,
-    "speculative_config": None,
-    "transfer_mode": "pull",
-}
-
 
 def measure() -> Part:
     """Stock and instrumented handshakes with the same peer, in turns."""
-    with exporting_to_sink(), _peer() as port:
+    frames = [_answer(), CLOCK]
+    with exporting_to_sink(), peer(lambda: frames) as port:
         stock, ours = (_worker(instrumented) for instrumented in (False, True))
         theirs, mine = interleaved(lambda: _shake(stock, port), lambda: _shake(ours, port), ROUNDS, warm_up=20)
     added = differences([cost.wall / 1e6 for cost in mine], [cost.wall / 1e6 for cost in theirs])
@@ -63,7 +45,7 @@ def _worker(instrumented: bool) -> Any:
     worker._validate_remote_parallel_config = lambda metadata: None
     if instrumented:
         observer = worker._nixl_telemetry
-        said = _statement()
+        said = statement(engine_id=PEER)
         observer._compatibility = Compatibility(observer.telemetry, digest(FACTORS), True, "kv_consumer", FACTORS, said)
     stock: Any = next(layer for layer in type(worker).__mro__ if "add_remote_agent" in vars(layer) and _is_stock(layer))
     stock.add_remote_agent = lambda self, *args, **kwargs: "agent"  # the real one needs KV caches
@@ -78,20 +60,6 @@ def _shake(worker: Any, port: int) -> Cost:
     return cost_of(lambda: worker._nixl_handshake("127.0.0.1", port, 1, PEER))
 
 
-def _statement() -> Statement:
-    return Statement(
-        version=VERSION,
-        factors=FACTORS,
-        nixl_version="1.5.1",
-        telemetry_version="0.1.0",
-        kv_role="kv_producer",
-        engine_id=PEER,
-        geometry=Geometry(
-            tp_size=1, pp_size=1, dcp_size=1, pcp_size=1, block_size=32, kv_cache_layout="LBHNC", block_lens=(32768,)
-        ),
-    )
-
-
 def _answer() -> bytes:
     values: dict[str, Any] = {"str": "x", "bytes": b"x", "int": 1, "list[int]": [1], "tuple[int, int]": (0, 0)}
     metadata = {
@@ -99,37 +67,5 @@ def _answer() -> bytes:
         for field in fields(NixlAgentMetadata)
     }
     known = {name: value for name, value in metadata.items() if value is not None} | {"engine_id": PEER}
-    return msgspec.msgpack.encode(
-        {
-            "compatibility_hash": digest(FACTORS),
-            "agent_metadata_bytes": msgspec.msgpack.encode(known),
-            "nixl_telemetry": msgspec.Raw(encode(_statement())),
-        }
-    )
-
-
-@contextmanager
-def _peer() -> Iterator[int]:
-    """Answers every query on a port of the loopback interface."""
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.LINGER, 0)
-    port: int = router.bind_to_random_port("tcp://127.0.0.1")
-    frames = [_answer(), msgspec.msgpack.encode(12.5)]
-    stop = threading.Event()
-
-    def serve() -> None:
-        while not stop.is_set():
-            if router.poll(100):
-                identity, empty, _ = router.recv_multipart()
-                router.send_multipart([identity, empty, *frames])
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield port
-    finally:
-        stop.set()
-        thread.join()
-        router.close()
-        context.term()
+    compat_hash, said = exchanged(statement(engine_id=PEER))
+    return payload(compat_hash, known, said)
