@@ -265,7 +265,10 @@ class WorkerObserver:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
         notes = StepNotes.of(metadata)
         # So it is in nearly all steps.
-        if (notes is None and not metadata.reqs_to_recv) or self._only_replicates:
+        if notes is None and not metadata.reqs_to_recv:
+            return
+        # In pull it reads, though it serves nobody.
+        if self._only_replicates and self.telemetry.mode is TransferMode.PUSH:
             return
         notes = notes or StepNotes()
         self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
@@ -278,7 +281,7 @@ class WorkerObserver:
 
     @property
     def _only_replicates(self) -> bool:
-        """Whether this is a rank that moves nothing itself: the first of its group serves the KV that they share."""
+        """Whether this rank serves nobody: the first of its group serves the KV that they share."""
         return getattr(self._worker, "pcp_rank", 0) > 0 and not getattr(self._worker, "pcp_dcp_sharded", False)
 
     def _remember(self, known: dict[str, Any], more: dict[str, Any], limit: int) -> None:

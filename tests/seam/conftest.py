@@ -24,6 +24,7 @@ from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.payload import Payload
 from nixl_telemetry.seam.stats import TelemetryStats
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerObserver, payload_made
+from nixl_telemetry.signals.semconv import TransferMode
 from tests.support.agents import make_pair
 from tests.support.observed import Observed
 
@@ -88,6 +89,7 @@ def pull_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @pytest.fixture
 def push_worker(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An instrumented push worker."""
+    monkeypatch.setattr(observed.telemetry, "mode", TransferMode.PUSH)
     with _instrumented(NixlPushConnectorWorker, PushWorkerHooks, observed, monkeypatch) as worker:
         yield worker
 

@@ -253,7 +253,6 @@ def test_a_worker_tells_expired_from_fetched(pull_worker: Any, report: Any) -> N
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_lease_that_runs_out_after_a_write(push_worker: Any, observed: Observed, has_failed: bool) -> None:
     """Whether the decode side has the KV decides, however long ago it was written."""
-    monkeypatch_mode(observed, TransferMode.PUSH)
     worker = worker_at_rest(push_worker)
     observer = worker._nixl_telemetry
     spec = SimpleNamespace(remote_rank=0, local_block_ids=[[1]], remote_block_ids=[[2]])
@@ -270,11 +269,6 @@ def test_a_lease_that_runs_out_after_a_write(push_worker: Any, observed: Observe
     observer.finished_arrived(({"late"}, set()))
 
     assert observer.expired == ({"late"} if has_failed else set())
-
-
-def monkeypatch_mode(observed: Observed, mode: TransferMode) -> None:
-    """The fixture's hub is a pull connector's."""
-    vars(observed.telemetry)["mode"] = mode
 
 
 def to_receive(request_id: str, port: Any = 5600) -> Any:
@@ -320,9 +314,12 @@ def test_one_bad_request_hides_no_other(pull_worker: Any, observed: Observed) ->
     assert observed.updates() == {("nixl_telemetry_errors_total", "hook"): 1}
 
 
-def test_a_rank_that_only_replicates_follows_nothing(pull_worker: Any) -> None:
-    """The first rank of its group serves the KV that they share, and is the one that is told."""
-    pull_worker.pcp_rank, pull_worker.pcp_dcp_sharded = 1, False
-    pull_worker._nixl_telemetry.notes_arrived(SimpleNamespace(reqs_to_recv={"r": to_receive("r")}))
+@pytest.mark.parametrize(("fixture", "reads"), [("pull_worker", True), ("push_worker", False)])
+def test_a_rank_that_serves_nobody(request: pytest.FixtureRequest, fixture: str, reads: bool) -> None:
+    """The first rank of its group serves the KV that they share. In pull the others read all the same."""
+    worker = request.getfixturevalue(fixture)
+    worker.pcp_rank, worker.pcp_dcp_sharded = 1, False
+    metadata = SimpleNamespace(reqs_to_recv={"r": to_receive("r")}, push_registrations={"r": {}})
+    worker._nixl_telemetry.notes_arrived(metadata)
 
-    assert pull_worker._nixl_telemetry._receives.find("r") is None
+    assert (worker._nixl_telemetry._receives.find("r") is not None) == reads

@@ -11,6 +11,7 @@ import pytest
 from nixl_telemetry.operations import allowed_peers
 from nixl_telemetry.operations.allowed_peers import AllowedPeers, PeerNotAllowedError, addresses_of
 from tests.support.peers import wait_until
+from tests.support.threads import threads_started
 
 
 def resolver(**names: Sequence[str]) -> allowed_peers.Lookup:
@@ -132,7 +133,7 @@ def test_slow_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
         return ["10.0.0.1"]
 
     allowed = AllowedPeers(["10.0.0.0/8", "decode.example"], hang)
-    threads = threading.active_count()
+    started = threads_started()
     start = time.monotonic()
     for count in range(20):
         with pytest.raises(PeerNotAllowedError):
@@ -141,9 +142,9 @@ def test_slow_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
             allowed.destination("11.0.0.1")
 
     assert time.monotonic() - start < 5
-    assert threading.active_count() - threads <= allowed_peers._LOOKUPS_LIMIT + 1
+    assert len(started()) <= allowed_peers._LOOKUPS_LIMIT + 1
     end.set()
-    assert wait_until(lambda: threading.active_count() == threads)
+    assert wait_until(lambda: not started())
     assert allowed.destination("name.example") == "10.0.0.1"
 
 

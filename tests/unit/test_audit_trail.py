@@ -19,6 +19,7 @@ from nixl_telemetry.audit.findings import Kind
 from nixl_telemetry.audit.streams import find_streams
 from nixl_telemetry.audit.verify import verify
 from tests.support.audit_logs import KEY, Trail, indexes, kinds, make, read, record
+from tests.support.threads import threads_started
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,10 +56,10 @@ def test_a_trail_from_start_to_end(told: Trail) -> None:
 
 def test_a_trail_without_records_leaves_no_trace(told: Trail) -> None:
     """No thread, no folder."""
-    threads = threading.active_count()
+    started = threads_started()
     trail = told.start()
 
-    assert threading.active_count() == threads
+    assert started() == []
     assert trail.close(30)
     assert not told.folder.exists()
 

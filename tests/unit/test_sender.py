@@ -22,6 +22,7 @@ from nixl_telemetry.signals.otlp import envelope
 from nixl_telemetry.signals.semconv import BlockDetail
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
+from tests.support.threads import threads_started
 
 
 @dataclass
@@ -177,11 +178,11 @@ def test_closing_is_bounded(bench: Bench) -> None:
 
 def test_nothing_starts_without_spans(bench: Bench) -> None:
     """No thread, no connection."""
-    threads = threading.active_count()
+    started = threads_started()
     bench.sender.add([])
     assert bench.sender.flush(1)
 
-    assert (threading.active_count(), bench.connected) == (threads, 0)
+    assert (started(), bench.connected) == ([], 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
