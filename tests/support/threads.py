@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which threads a test started: a plain count also sees those of earlier tests end."""
+
+import threading
+from collections.abc import Callable
+
+
+def threads_started() -> Callable[[], list[threading.Thread]]:
+    """From now on: the function returned lists the threads that started since and still run."""
+    before = set(threading.enumerate())
+    return lambda: [thread for thread in threading.enumerate() if thread not in before]
