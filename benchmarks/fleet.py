@@ -13,6 +13,8 @@ from nixl_telemetry.testbed import CONSUMER, PRODUCER, Pair, ServerConfig, VllmS
 
 NAMES: Final = {"pull": "NixlPullConnector", "push": "NixlPushConnector"}
 _START_SECONDS: Final = 300.0
+_DEFAULTS: Final = {"OTEL_BSP_SCHEDULE_DELAY": "5000"}
+"""What a server has whose environment says nothing; the test bed's servers send their spans sooner."""
 
 
 class Fleet:
@@ -35,7 +37,8 @@ def fleet(configs: Mapping[str, ServerConfig], folder: Path) -> Iterator[Fleet]:
     """Pairs that are started one after the other, each stopped (SIGSTOP) while the next one starts."""
     pairs: dict[str, Pair] = {}
     with ExitStack() as stack:
-        for name, config in configs.items():
+        for name, given in configs.items():
+            config = replace(given, env={**_DEFAULTS, **given.env})
             pair = Pair(
                 VllmServer(f"{name}-prefill", replace(config, role=PRODUCER), folder),
                 VllmServer(f"{name}-decode", replace(config, role=CONSUMER), folder),

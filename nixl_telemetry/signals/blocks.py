@@ -3,7 +3,7 @@
 """Spans for the blocks of a transfer, encoded as OTLP directly.
 
 A span of the SDK costs tens of microseconds to make and encode, and a transfer has up to thousands of blocks. The spans
-of one transfer differ in an id and a few numbers only: a template is encoded once and merged into each.
+of one transfer differ in an id and a few numbers only: what they share is encoded once.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan, SpanFlags
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import key_values
+from nixl_telemetry.signals.otlp import encode_attributes, encode_count
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
@@ -53,37 +53,31 @@ class BlockSpans:
 
     def encode(self, into: Any) -> None:
         """Append the spans to a repeated field of OTLP spans."""
-        template = self._template()
+        shared = self._shared()
         ids = secrets.token_bytes(8 * len(self.runs))
         blocks = sum(run.length for run in self.runs)
+        group_key = semconv.BLOCK_REGION if self.by_region else semconv.BLOCK_GROUP
         before = 0
         for index, (group, local, remote, length) in enumerate(self.runs):
-            span = into.add()
-            span.CopyFrom(template)
-            span.span_id = ids[8 * index : 8 * index + 8]
-            attributes = span.attributes
-            attributes[0].value.int_value = local
-            attributes[1].value.int_value = remote
-            attributes[2].value.int_value = group
+            parts = [
+                shared,
+                encode_count(semconv.BLOCK_LOCAL_ID, local),
+                encode_count(semconv.BLOCK_REMOTE_ID, remote),
+                encode_count(group_key, group),
+            ]
             if self.size_bytes is not None:
-                attributes[3].value.int_value = _share(self.size_bytes, before, before + length, blocks)
+                size = _share(self.size_bytes, before, before + length, blocks)
+                parts.append(encode_count(semconv.BLOCK_SIZE, size))
                 before += length
             if self.detail is BlockDetail.RUNS:
-                attributes[-1].value.int_value = length
+                parts.append(encode_count(semconv.BLOCK_COUNT, length))
+            span = into.add()
+            span.MergeFromString(b"".join(parts))
+            span.span_id = ids[8 * index : 8 * index + 8]
 
-    def _template(self) -> OtlpSpan:
-        """A span with all that they share; its first attributes and the last one are to be filled in."""
-        keys = [semconv.BLOCK_LOCAL_ID, semconv.BLOCK_REMOTE_ID]
-        keys.append(semconv.BLOCK_REGION if self.by_region else semconv.BLOCK_GROUP)
-        if self.size_bytes is not None:
-            keys.append(semconv.BLOCK_SIZE)
-        attributes = {
-            **dict.fromkeys(keys, 0),
-            semconv.BLOCK_TIMING: _TIMING,
-            **self.attributes,
-            **({semconv.BLOCK_COUNT: 0} if self.detail is BlockDetail.RUNS else {}),
-        }
-        return OtlpSpan(
+    def _shared(self) -> bytes:
+        """A span with all that they share, encoded."""
+        span = OtlpSpan(
             trace_id=self.owner.trace_id,
             parent_span_id=self.owner.span_id,
             trace_state=self.owner.trace_state,
@@ -92,8 +86,10 @@ class BlockSpans:
             kind=OtlpSpan.SPAN_KIND_INTERNAL,
             start_time_unix_nano=self.owner.start_time_unix_nano,
             end_time_unix_nano=self.owner.end_time_unix_nano,
-            attributes=key_values(attributes),
             status=self.owner.status,
+        )
+        return b"".join(
+            (span.SerializeToString(), encode_attributes({semconv.BLOCK_TIMING: _TIMING, **self.attributes}))
         )
 
 

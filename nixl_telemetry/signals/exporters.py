@@ -3,12 +3,17 @@
 """Where encoded spans go: OpenTelemetry's own OTLP exporters, which know endpoints, headers, TLS and retries."""
 
 import os
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as SdkGrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as SdkHttpExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExportResult
+
+from nixl_telemetry.signals.logger import logger
+
+_SCHEDULE_DELAY: Final = "OTEL_BSP_SCHEDULE_DELAY"
+_DEFAULT_DELAY_MS: Final = 5000
 
 
 class ExportError(Exception):
@@ -82,6 +87,16 @@ def connect(endpoint: str | None) -> Exporter:
     if protocol == "grpc":
         return GrpcExporter(endpoint=endpoint, insecure=True) if endpoint else GrpcExporter()
     return HttpExporter(endpoint=endpoint)
+
+
+def seconds_between_messages() -> float:
+    """How long spans are gathered at most: ``OTEL_BSP_SCHEDULE_DELAY``, in milliseconds, or else the standard's 5 s."""
+    text = os.environ.get(_SCHEDULE_DELAY, "")
+    if text.isdecimal() and int(text):
+        return int(text) / 1e3
+    if text:
+        logger().warning("%s=%s is no number of milliseconds, %s is taken", _SCHEDULE_DELAY, text, _DEFAULT_DELAY_MS)
+    return _DEFAULT_DELAY_MS / 1e3
 
 
 def _check(sent: bool) -> None:

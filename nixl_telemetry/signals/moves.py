@@ -5,6 +5,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from nixl_telemetry.forking import in_children
@@ -37,8 +38,7 @@ class BlockMoves:
     def each(self) -> Iterator["Run"]:
         """Every block."""
         for group, pair in enumerate(zip(self.local, self.remote, strict=False)):
-            for local, remote in zip(*pair, strict=False):
-                yield Run(group, int(local), int(remote), 1)
+            yield from map(Run, repeat(group), map(int, pair[0]), map(int, pair[1]), repeat(1))
 
     def runs(self) -> Iterator["Run"]:
         """Blocks that are neighbours in both instances, together."""

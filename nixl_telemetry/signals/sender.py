@@ -19,9 +19,6 @@ Item: TypeAlias = OtlpSpan | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
 """So long after the last span a batch is sent, unless one was sent lately: whoever tries something out sees it soon."""
-_PACE_SECONDS: Final = 1.0
-"""So much time is between two messages of a steady stream, and so long a span waits at most. A message costs as much as
-dozens of spans; what waits is lost when vLLM kills its workers, which it does at once by default."""
 _BATCH_SPANS: Final = 512
 _BLOCKS_PER_SPAN: Final = 16
 
@@ -34,6 +31,8 @@ class SpanSender:
     Args:
         connect: Makes the exporter; called once in each process.
         envelope: Gives a message without spans.
+        pace_seconds: Between two messages of a steady stream, and the longest wait of a span. A message costs as much
+            as dozens of spans.
         limit: Spans that may wait, of which 16 spans of blocks count as one. Those beyond are lost.
         on_lost: Told how many spans were lost, because too many waited or because they could not be sent.
         on_error: Told what was raised.
@@ -43,12 +42,14 @@ class SpanSender:
         self,
         connect: Callable[[], Exporter],
         envelope: Callable[[], ExportTraceServiceRequest],
+        pace_seconds: float,
         limit: int,
         on_lost: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
         self._connect = connect
         self._envelope = envelope
+        self._pace_seconds = pace_seconds
         self._limit = limit
         self._on_lost = on_lost
         self._on_error = on_error
@@ -62,7 +63,7 @@ class SpanSender:
         self._span_count = 0
         self._room = self._limit
         self._first_at = self._last_at = 0.0
-        self._sent_at = -_PACE_SECONDS
+        self._sent_at = -self._pace_seconds
         self._flushing = self._sending = self._closed = False
         self._exporter: Exporter | None = None
         self._thread: threading.Thread | None = None
@@ -145,8 +146,8 @@ class SpanSender:
         return max(0.0, self._due_at() - time.monotonic())
 
     def _due_at(self) -> float:
-        soon = max(self._last_at + QUIET_SECONDS, self._sent_at + _PACE_SECONDS)
-        return min(soon, self._first_at + _PACE_SECONDS)
+        soon = max(self._last_at + QUIET_SECONDS, self._sent_at + self._pace_seconds)
+        return min(soon, self._first_at + self._pace_seconds)
 
     def _take_batch(self) -> list[Item]:
         batch: list[Item] = []

@@ -25,7 +25,7 @@ from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
-from nixl_telemetry.signals.exporters import Exporter, connect, is_configured
+from nixl_telemetry.signals.exporters import Exporter, connect, is_configured, seconds_between_messages
 from nixl_telemetry.signals.moves import Run
 from nixl_telemetry.signals.otlp import encode_span, envelope
 from nixl_telemetry.signals.semconv import (
@@ -98,8 +98,10 @@ class SpanWriter:
         if settings.traces and settings.trace_file:
             path, size, count = Path(settings.trace_file), settings.trace_file_max_bytes, settings.trace_file_count
             connects.append(partial(TraceFile, path, size, count))
+        pace = seconds_between_messages()
         self._senders = [
-            SpanSender(connect, lambda: self._envelope, settings.queue_size, on_lost, on_error) for connect in connects
+            SpanSender(connect, lambda: self._envelope, pace, settings.queue_size, on_lost, on_error)
+            for connect in connects
         ]
 
     @property

@@ -142,6 +142,8 @@ class ServerConfig:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
+            # vLLM kills its workers when it is stopped, with the spans that wait.
+            "OTEL_BSP_SCHEDULE_DELAY": "1000",
             **self.env,
         }
         rest = environment.get("PYTHONPATH")

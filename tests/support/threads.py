@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Which threads a test started: a plain count also sees those of earlier tests end."""
 
 import threading

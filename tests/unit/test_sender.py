@@ -14,7 +14,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from nixl_telemetry.signals import sender as sending
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import span_count
 from nixl_telemetry.signals.moves import Run
@@ -23,6 +22,8 @@ from nixl_telemetry.signals.semconv import BlockDetail
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
 from tests.support.threads import threads_started
+
+PACE_SECONDS = 1.0
 
 
 @dataclass
@@ -40,7 +41,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.hold.set()
-        self.sender = SpanSender(self.connect, lambda: ENVELOPE, self.limit, self.lost.append, self.errors.append)
+        self.sender = SpanSender(
+            self.connect, lambda: ENVELOPE, PACE_SECONDS, self.limit, self.lost.append, self.errors.append
+        )
 
     def connect(self) -> Any:
         """The exporter is this object."""
@@ -89,9 +92,8 @@ def test_spans_go_in_batches(bench: Bench) -> None:
     assert (bench.sent, bench.lost, bench.connected) == ([7], [], 1)
 
 
-def test_a_steady_stream_does_not_wait_for_a_pause(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steady_stream_does_not_wait_for_a_pause(bench: Bench) -> None:
     """The oldest span waits so long at most."""
-    monkeypatch.setattr(sending, "_PACE_SECONDS", 1.0)
     begin = time.monotonic()
     while not bench.sent and time.monotonic() - begin < 5:
         bench.add(1)
@@ -151,7 +153,7 @@ def test_of_a_tree_that_is_too_large_the_first_spans_go(bench: Bench) -> None:
     owner = span(0)
     runs = [Run(0, number, number, 1) for number in range(64)]
     blocks = BlockSpans(owner, runs, BlockDetail.EACH, False, {}, None)
-    sender = SpanSender(bench.connect, lambda: ENVELOPE, 5, bench.lost.append, bench.errors.append)
+    sender = SpanSender(bench.connect, lambda: ENVELOPE, PACE_SECONDS, 5, bench.lost.append, bench.errors.append)
     sender.add([owner, blocks, blocks])
 
     assert sender.flush(5)

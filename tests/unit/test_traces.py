@@ -233,6 +233,18 @@ def test_vllm_s_endpoint_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exporter._endpoint == "http://127.0.0.1:2/v1/traces"
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [(None, 5), ("", 5), ("200", 0.2), ("0", 5), ("-1", 5), ("1.5", 5), ("soon", 5)]
+)
+def test_how_long_spans_are_gathered(text: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the standard says."""
+    monkeypatch.delenv("OTEL_BSP_SCHEDULE_DELAY", raising=False)
+    if text is not None:
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", text)
+
+    assert exporters.seconds_between_messages() == seconds
+
+
 def test_spans_leave_as_soon_as_nothing_follows(observed: Observed) -> None:
     """vLLM kills its workers too early for an export at exit."""
     observed.telemetry.emit(lambda: Description(span()))
