@@ -46,6 +46,11 @@ class StepNotes:
         return notes if isinstance(notes, StepNotes) else None
 
 
+def has_notes(metadata: Any) -> bool:
+    """Whether there are notes on a step's metadata."""
+    return hasattr(metadata, _ATTRIBUTE)
+
+
 @dataclass
 class WorkerNotes(KVConnectorWorkerMetadata):
     """Notes for the scheduler, of one step."""

@@ -83,7 +83,7 @@ class _ConnectorHooks(_Stock):
         """Stats of a step, of the worker or of the scheduler."""
         stats = super().get_kv_connector_stats()
         observer = self._scheduler_observer
-        if observer is None or not observer.has_updates:
+        if observer is None or not (observer.updates or observer.requests.has_news):
             return stats
         return observer.with_updates(stats) or stats
 

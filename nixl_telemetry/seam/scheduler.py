@@ -43,10 +43,11 @@ class SchedulerObserver:
 
     def __init__(self, telemetry: Telemetry, scheduler: Any) -> None:
         self.telemetry = telemetry
+        self.updates = telemetry.updates
         self._mode = ModeCheck(telemetry)
         self._notes = StepNotes()
         self._leases = LeaseTable(telemetry)
-        self._requests = HandshakeRequests(telemetry)
+        self.requests = HandshakeRequests(telemetry)
         self._expired: set[str] = set()
         self._origins: dict[str, Origin] = {}
         self._waiting: set[str] = set()
@@ -55,6 +56,8 @@ class SchedulerObserver:
         """Requests that ended since the last step."""
         self.stepped = False
         """Whether a step was built since the start."""
+        self.has_notes = True
+        """Whether the next step has something to be noted, whatever is in it."""
         declared = getattr(scheduler, "_TRANSFER_MODE", telemetry.mode)
         self._mode.compare(ConflictSource.CLASS, declared, {semconv.CODE_CLASS: type(scheduler).__name__})
 
@@ -88,6 +91,7 @@ class SchedulerObserver:
             return
         if len(self._notes.conflicts) < _NOTES_LIMIT:
             self._notes.conflicts[engine_id] = conflict
+            self.has_notes = True
         else:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
@@ -108,6 +112,7 @@ class SchedulerObserver:
         # Not forgotten at once: where it ends before it was scheduled, a worker still tells the peer, in the next step.
         if self._origins or self._waiting:
             self._ended.add(request.request_id)
+            self.has_notes = True
         is_held, handed_over = result
         if not is_held or not isinstance(handed_over, dict):
             return
@@ -117,12 +122,13 @@ class SchedulerObserver:
             handed_over[CARRIER] = inject(lease.context)
             if self.telemetry.mode is TransferMode.PUSH:
                 self._notes.leases[lease.request_id] = lease.context
+                self.has_notes = True
 
     @guarded
     def output_arrived(self, output: Any) -> None:
         """The workers report a step."""
         notes = output.kv_connector_worker_meta
-        # Asking an abstract class is slow, and in nearly all steps there is nothing to ask about.
+        # Asking an abstract class is slow, and nearly always there is nothing to ask about.
         if notes is not None and isinstance(notes, WorkerNotes):
             # Ranks may differ by a step, and vLLM frees when all are done.
             self._expired |= notes.expired
@@ -135,7 +141,7 @@ class SchedulerObserver:
     @guarded
     def step_built(self, metadata: Any) -> None:
         """The metadata of a step is ready for the workers."""
-        self.stepped = True
+        self.stepped, self.has_notes = True, False
         if self._ended:
             self._notes.abandoned = self._waiting & self._ended
             self._waiting -= self._ended
@@ -181,7 +187,7 @@ class SchedulerObserver:
         listener = HandshakeListener(
             GET_META_MSG,
             given["encoded_data"],
-            self._requests,
+            self.requests,
             AllowedPeers(settings.allowed_peers) if settings.allowed_peers is not None else None,
             lambda error: self.telemetry.failed("the handshake listener", error),
         )
@@ -202,20 +208,15 @@ class SchedulerObserver:
         also = " Who asks it is not checked against allowed_peers." if allowed is not None else ""
         self.telemetry.warn_once("listener", "vLLM's own handshake listener is used: %s.%s", reason, also)
 
-    @property
-    def has_updates(self) -> bool:
-        """Whether :meth:`with_updates` has something to add; asked in every step, and mostly it has not."""
-        return self.telemetry.has_updates or self._requests.has_news
-
     @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
         """The stats of a step with the metric updates in them; ``None`` when there are none."""
-        self._requests.report()
+        self.requests.report()
         return with_updates(stats, self.telemetry.drain())
 
 
 class SchedulerHooks(_Stock):
-    """Goes in front of vLLM's pull and push schedulers."""
+    """Goes in front of vLLM's pull and push schedulers; as in the worker, each step's hooks look for themselves."""
 
     _nixl_telemetry: SchedulerObserver
 
@@ -230,12 +231,19 @@ class SchedulerHooks(_Stock):
 
     def update_connector_output(self, connector_output: Any) -> Any:
         result = super().update_connector_output(connector_output)
-        self._nixl_telemetry.output_arrived(connector_output)
+        if (
+            getattr(connector_output, "finished_sending", True)
+            or getattr(connector_output, "finished_recving", True)
+            or getattr(connector_output, "kv_connector_worker_meta", None) is not None
+        ):
+            self._nixl_telemetry.output_arrived(connector_output)
         return result
 
     def build_connector_meta(self, *args: Any, **kwargs: Any) -> Any:
         metadata = super().build_connector_meta(*args, **kwargs)
-        self._nixl_telemetry.step_built(metadata)
+        observer = self._nixl_telemetry
+        if observer.has_notes or getattr(metadata, "reqs_to_recv", True):
+            observer.step_built(metadata)
         return metadata
 
     def _nixl_handshake_listener(self, *args: Any, **kwargs: Any) -> Any:

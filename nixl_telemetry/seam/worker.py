@@ -41,7 +41,7 @@ from nixl_telemetry.operations.receive import NO_ORIGIN, Origin, ReceiveTable
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.seam.capture import seeing_factors
-from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
+from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes, has_notes
 from nixl_telemetry.seam.payload import add_statement, statement_of
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version, vllm_version
@@ -77,6 +77,7 @@ class WorkerObserver:
 
     def __init__(self, telemetry: Telemetry, worker: Any, transfers: TransferTable) -> None:
         self.telemetry = telemetry
+        self.updates = telemetry.updates
         self.transfers = transfers
         self._worker = worker
         self._compatibility: Compatibility | None = None
@@ -263,14 +264,10 @@ class WorkerObserver:
     @guarded
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
-        notes = StepNotes.of(metadata)
-        # So it is in nearly all steps.
-        if notes is None and not metadata.reqs_to_recv:
-            return
         # In pull it reads, though it serves nobody.
         if self._only_replicates and self.telemetry.mode is TransferMode.PUSH:
             return
-        notes = notes or StepNotes()
+        notes = StepNotes.of(metadata) or StepNotes()
         self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
         # Engines that never shake hands again may be among them.
         self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
@@ -391,7 +388,11 @@ class WorkerObserver:
 
 
 class WorkerHooks(_Stock):
-    """Goes in front of vLLM's pull and push workers."""
+    """Goes in front of vLLM's pull and push workers.
+
+    What is called in each step looks for itself whether there is anything to do: nearly always there is not, and the
+    code of a busy engine's rare calls is in no cache.
+    """
 
     _nixl_telemetry: WorkerObserver
     _nixl_telemetry_optional = frozenset({"get_transfer_results"})
@@ -438,7 +439,8 @@ class WorkerHooks(_Stock):
 
     def get_transfer_results(self) -> Any:
         results = super().get_transfer_results()
-        self._nixl_telemetry.results_arrived(results)
+        if getattr(results, "finished_sending", True) or getattr(results, "finished_recving", True):
+            self._nixl_telemetry.results_arrived(results)
         return results
 
     def get_finished(self, *args: Any, **kwargs: Any) -> Any:
@@ -449,7 +451,8 @@ class WorkerHooks(_Stock):
         return finished
 
     def start_load_kv(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        self._nixl_telemetry.notes_arrived(metadata)
+        if has_notes(metadata) or getattr(metadata, "reqs_to_recv", True):
+            self._nixl_telemetry.notes_arrived(metadata)
         return super().start_load_kv(metadata, *args, **kwargs)
 
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> Any:
@@ -462,7 +465,7 @@ class WorkerHooks(_Stock):
     def get_kv_connector_stats(self) -> Any:
         stats = super().get_kv_connector_stats()
         observer = self._nixl_telemetry
-        return (observer.with_updates(stats) or stats) if observer.telemetry.has_updates else stats
+        return (observer.with_updates(stats) or stats) if observer.updates else stats
 
 
 class PullWorkerHooks(WorkerHooks):

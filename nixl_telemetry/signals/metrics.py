@@ -56,29 +56,27 @@ class Recorder:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._updates: deque[tuple[Metric, tuple[str, ...], float]] = deque()
+        self.updates: Final[deque[tuple[Metric, tuple[str, ...], float]]] = deque()
+        """What waits to be drained."""
         self._dropped = itertools.count()
         self._dropped_reported = 0
 
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
         # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.
-        if len(self._updates) < self._limit or metric.kind is Kind.LEVEL:
-            self._updates.append((metric, labels, value))
+        if len(self.updates) < self._limit or metric.kind is Kind.LEVEL:
+            self.updates.append((metric, labels, value))
         else:
             next(self._dropped)
 
-    def __bool__(self) -> bool:
-        return bool(self._updates)
-
     def drain(self) -> Batch | None:
         """Take all updates; ``None`` when there are none."""
-        if not self._updates:
+        if not self.updates:
             return None
         batch: Batch = {}
         # Only what is there now: other threads may keep adding.
-        for _ in range(len(self._updates)):
-            metric, labels, value = self._updates.popleft()
+        for _ in range(len(self.updates)):
+            metric, labels, value = self.updates.popleft()
             series = batch.setdefault(metric.name, {})
             key = series_key(labels)
             if metric.kind is Kind.HISTOGRAM:

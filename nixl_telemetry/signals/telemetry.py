@@ -4,7 +4,7 @@
 
 import atexit
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Protocol, TypeVar
 
 from nixl_telemetry.audit.chain import Record
@@ -50,6 +50,8 @@ class Telemetry:
         self.mode: Final = mode
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
+        self.updates: Final[Collection[object]] = self._recorder.updates
+        """What :meth:`drain` has to take: looked at in every step, and mostly empty."""
         self.spans: Final = SpanWriter(attributes, settings, otlp_endpoint, self._lost, self._not_sent)
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
@@ -77,11 +79,6 @@ class Telemetry:
     def _signed(self, record: Record) -> Record:
         # Whoever reads one record shall know who acted.
         return Record(record.event, {semconv.ENGINE_ID: self._engine_id, **record.attributes})
-
-    @property
-    def has_updates(self) -> bool:
-        """Whether :meth:`drain` has something to take; asked in every step, and mostly it has not."""
-        return bool(self._recorder)
 
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""

@@ -66,7 +66,7 @@ class Served:
     @property
     def results(self) -> dict[str, int]:
         """Requests so far, by result; those without any are left out."""
-        requests: HandshakeRequests = self.scheduler._nixl_telemetry._requests
+        requests: HandshakeRequests = self.scheduler._nixl_telemetry.requests
         return {str(result): count for result in RequestResult if (count := requests.count(result))}
 
     def client(self, kind: int = zmq.REQ) -> Any:
@@ -549,9 +549,9 @@ def test_log_lines_are_bounded(served: Served, observed: Observed) -> None:
     assert wait_until(lambda: served.results == {"malformed": 500})
 
     assert len([line for line in observed.messages() if "nixl.handshake_request.refused" in line]) == 1
-    served.scheduler._nixl_telemetry._requests.report()
+    served.scheduler._nixl_telemetry.requests.report()
     assert observed.updates() == {("nixl_handshake_requests_total", "malformed"): 500}
-    served.scheduler._nixl_telemetry._requests.report()
+    served.scheduler._nixl_telemetry.requests.report()
     assert observed.updates() == {}
     client.close()
 
