@@ -9,13 +9,16 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind, set_span_in_context
 
 from benchmarks.figures import Budget, Figure, Part, median_interval, ratios
 from benchmarks.interleave import Cost, cost_of, interleaved
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.blocks import BlockSpans
+from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.moves import BlockMoves
+from nixl_telemetry.signals.otlp import ExportedSpan, envelope
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 from nixl_telemetry.signals.sender import encode_batch
 
@@ -32,6 +35,8 @@ SHARED: Final[dict[str, Any]] = {
     semconv.SERVER_ADDRESS: "10.0.0.7",
     semconv.SERVER_PORT: 5600,
 }
+
+_SCOPE: Final = InstrumentationScope("nixl_telemetry")
 
 
 class _Keeping(SpanExporter):
@@ -83,9 +88,10 @@ def measure() -> Part:
 
 def _ours(owner: ReadableSpan, moves: BlockMoves) -> bytes:
     detail, runs = moves.detail(BlockDetail.EACH, 0)
-    around = encode_spans([owner])
-    encoded = around.resource_spans[0].scope_spans[0].spans.pop()
-    spans = BlockSpans(encoded, runs, detail, False, SHARED, BLOCK_BYTES * len(moves))
+    said = Span(SpanName.TRANSFER, SpanKind.CLIENT, owner.start_time or 0, owner.end_time or 0)
+    exported = ExportedSpan(said, owner.context, None, SHARED, 0)
+    spans = BlockSpans(exported, runs, detail, False, SHARED, BLOCK_BYTES * len(moves))
+    around = envelope(owner.resource, _SCOPE)
     message: bytes = encode_batch(around, spans.slices(2048)).SerializeToString()
     return message
 

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan, SpanFlags
-
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import encode_attributes, encode_count
+from nixl_telemetry.signals.otlp import ExportedSpan, encode_count
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
@@ -33,7 +31,7 @@ class BlockSpans:
         size_bytes: Bytes of all these blocks, if known.
     """
 
-    owner: OtlpSpan
+    owner: ExportedSpan
     runs: Sequence[Run]
     detail: BlockDetail
     by_region: bool
@@ -53,7 +51,8 @@ class BlockSpans:
 
     def encode(self, into: Any) -> None:
         """Append the spans to a repeated field of OTLP spans."""
-        shared = self._shared()
+        attributes = {semconv.BLOCK_TIMING: _TIMING, **self.attributes}
+        shared = self.owner.encode_part(SpanName.BLOCK, attributes)
         ids = secrets.token_bytes(8 * len(self.runs))
         blocks = sum(run.length for run in self.runs)
         group_key = semconv.BLOCK_REGION if self.by_region else semconv.BLOCK_GROUP
@@ -74,23 +73,6 @@ class BlockSpans:
             span = into.add()
             span.MergeFromString(b"".join(parts))
             span.span_id = ids[8 * index : 8 * index + 8]
-
-    def _shared(self) -> bytes:
-        """A span with all that they share, encoded."""
-        span = OtlpSpan(
-            trace_id=self.owner.trace_id,
-            parent_span_id=self.owner.span_id,
-            trace_state=self.owner.trace_state,
-            flags=SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
-            name=SpanName.BLOCK,
-            kind=OtlpSpan.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=self.owner.start_time_unix_nano,
-            end_time_unix_nano=self.owner.end_time_unix_nano,
-            status=self.owner.status,
-        )
-        return b"".join(
-            (span.SerializeToString(), encode_attributes({semconv.BLOCK_TIMING: _TIMING, **self.attributes}))
-        )
 
 
 _TIMING: Final = "transfer"

@@ -10,7 +10,8 @@ peers) are encoded once, and of the others little more than their values is left
 
 import functools
 import struct
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -23,6 +24,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals.attributes import Attributes, AttributeValue
 from nixl_telemetry.signals.description import Span
+from nixl_telemetry.signals.semconv import SpanName
 
 _KINDS: Final = {
     SpanKind.INTERNAL: OtlpSpan.SPAN_KIND_INTERNAL,
@@ -55,10 +57,9 @@ def envelope(resource: Resource, scope: InstrumentationScope) -> ExportTraceServ
     return request
 
 
-def encode_span(
-    span: Span, context: SpanContext, parent: SpanContext | None, attributes: Attributes, offset_ns: int
-) -> OtlpSpan:
-    """One span, without its children.
+@dataclass(frozen=True, slots=True)
+class ExportedSpan:
+    """A span that is to be exported, without its children.
 
     Args:
         span: What it says.
@@ -67,33 +68,59 @@ def encode_span(
         attributes: All that it is to have.
         offset_ns: What to add to its moments to get Unix time.
     """
-    encoded = OtlpSpan(
-        trace_id=_trace_id(context),
-        span_id=_span_id(context),
-        parent_span_id=_span_id(parent) if parent is not None else b"",
-        trace_state=_state(context),
-        flags=_FLAGS[parent is not None and parent.is_remote],
-        name=span.name,
-        kind=_KINDS[span.kind],
-        start_time_unix_nano=offset_ns + span.start_ns,
-        end_time_unix_nano=offset_ns + span.end_ns,
-    )
-    encoded.MergeFromString(encode_attributes(attributes))
-    for event in span.events:
-        encoded.events.add(
-            name=event.name,
-            time_unix_nano=offset_ns + event.at_ns,
-            attributes=[_key_value(name, value) for name, value in event.attributes.items()],
+
+    span: Span
+    context: SpanContext
+    parent: SpanContext | None
+    attributes: Attributes
+    offset_ns: int
+
+    def encode(self, into: Any) -> None:
+        """Append it to a repeated field of OTLP spans."""
+        span, offset_ns = self.span, self.offset_ns
+        encoded = into.add(
+            trace_id=_trace_id(self.context),
+            span_id=_span_id(self.context),
+            parent_span_id=_span_id(self.parent) if self.parent is not None else b"",
+            trace_state=_state(self.context),
+            flags=_FLAGS[self.parent is not None and self.parent.is_remote],
+            name=span.name,
+            kind=_KINDS[span.kind],
+            start_time_unix_nano=offset_ns + span.start_ns,
+            end_time_unix_nano=offset_ns + span.end_ns,
+            status=self._status(),
         )
-    for link in span.links:
-        encoded.links.add(
-            trace_id=_trace_id(link), span_id=_span_id(link), trace_state=_state(link), flags=_FLAGS[link.is_remote]
+        encoded.MergeFromString(encode_attributes(self.attributes))
+        for event in span.events:
+            encoded.events.add(
+                name=event.name,
+                time_unix_nano=offset_ns + event.at_ns,
+                attributes=[_key_value(name, value) for name, value in event.attributes.items()],
+            )
+        for link in span.links:
+            encoded.links.add(
+                trace_id=_trace_id(link), span_id=_span_id(link), trace_state=_state(link), flags=_FLAGS[link.is_remote]
+            )
+
+    def encode_part(self, name: SpanName, attributes: Attributes) -> bytes:
+        """A part of it, encoded: a child without id that has its interval and its status."""
+        part = OtlpSpan(
+            trace_id=_trace_id(self.context),
+            parent_span_id=_span_id(self.context),
+            trace_state=_state(self.context),
+            flags=_FLAGS[False],
+            name=name,
+            kind=OtlpSpan.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=self.offset_ns + self.span.start_ns,
+            end_time_unix_nano=self.offset_ns + self.span.end_ns,
+            status=self._status(),
         )
-    encoded.status.SetInParent()
-    if span.error is not None:
-        encoded.status.code = Status.STATUS_CODE_ERROR
-        encoded.status.message = span.message
-    return encoded
+        return b"".join((part.SerializeToString(), encode_attributes(attributes)))
+
+    def _status(self) -> Status:
+        if self.span.error is None:
+            return Status()
+        return Status(code=Status.STATUS_CODE_ERROR, message=self.span.message)
 
 
 def encode_attributes(attributes: Attributes) -> bytes:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import Exporter
+from nixl_telemetry.signals.otlp import ExportedSpan
 
-Item: TypeAlias = OtlpSpan | BlockSpans
+Item: TypeAlias = ExportedSpan | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
 """So long after the last span a batch is sent, unless one was sent lately: whoever tries something out sees it soon."""
@@ -182,10 +182,7 @@ def encode_batch(envelope: ExportTraceServiceRequest, batch: Iterable[Item]) -> 
     request.CopyFrom(envelope)
     spans = request.resource_spans[0].scope_spans[0].spans
     for item in batch:
-        if isinstance(item, BlockSpans):
-            item.encode(spans)
-        else:
-            spans.append(item)
+        item.encode(spans)
     return request
 
 

@@ -27,7 +27,7 @@ from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import Exporter, connect, is_configured, seconds_between_messages
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import encode_span, envelope
+from nixl_telemetry.signals.otlp import ExportedSpan, envelope
 from nixl_telemetry.signals.semconv import (
     BLOCK_DETAIL,
     ERROR_TYPE,
@@ -189,12 +189,12 @@ class SpanWriter:
             wanted = BlockDetail(self._settings.block_spans)
             detail, runs = span.blocks.detail(wanted, self._settings.block_span_limit)
             attributes[BLOCK_DETAIL] = detail
-        encoded = encode_span(span, context, parent, attributes, offset_ns)
-        yield encoded
+        exported = ExportedSpan(span, context, parent, attributes, offset_ns)
+        yield exported
         if span.blocks is not None and runs:
             size = attributes.get(TRANSFER_BYTES)
             shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
-            spans = BlockSpans(encoded, runs, attributes[BLOCK_DETAIL], span.blocks.by_region, shared, size)
+            spans = BlockSpans(exported, runs, attributes[BLOCK_DETAIL], span.blocks.by_region, shared, size)
             yield from spans.slices(_SLICE_SPANS)
         for child in span.children:
             yield from self._tree(child, _child_of(context), context, {}, offset_ns)

@@ -11,7 +11,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.description import Event, Span
-from nixl_telemetry.signals.otlp import encode_span, envelope
+from nixl_telemetry.signals.otlp import ExportedSpan, envelope
 from nixl_telemetry.signals.semconv import Direction, ErrorType, EventName, SpanName
 
 VALUES = (
@@ -79,6 +79,6 @@ def test_as_the_sdk_does(
         end_time=109,
     )
     ours = envelope(RESOURCE, SCOPE)
-    ours.resource_spans[0].scope_spans[0].spans.append(encode_span(span, context, parent, attributes, 100))
+    ExportedSpan(span, context, parent, attributes, 100).encode(ours.resource_spans[0].scope_spans[0].spans)
 
     assert ours == encode_spans([theirs])

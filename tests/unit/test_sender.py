@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals.blocks import BlockSpans
+from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import span_count
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import envelope
-from nixl_telemetry.signals.semconv import BlockDetail
+from nixl_telemetry.signals.otlp import ExportedSpan, envelope
+from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
 from tests.support.threads import threads_started
@@ -66,9 +67,10 @@ class Bench:
         self.sender.add(span(number) for number in range(count))
 
 
-def span(number: int) -> OtlpSpan:
+def span(number: int) -> ExportedSpan:
     """A span."""
-    return OtlpSpan(trace_id=bytes(16), span_id=number.to_bytes(8, "big"), name="x")
+    said = Span(SpanName.TRANSFER, SpanKind.CLIENT, 1, 2)
+    return ExportedSpan(said, SpanContext(1, 1 + number, is_remote=False), None, {}, 0)
 
 
 ENVELOPE = envelope(Resource({}), InstrumentationScope("test"))
