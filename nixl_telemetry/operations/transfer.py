@@ -34,6 +34,7 @@ from nixl_telemetry.signals.catalogue import (
 )
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, Span
+from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.semconv import (
     MODE_OF_OPERATION,
@@ -70,20 +71,16 @@ class Request:
     """What waits for the transfers in this process, in pull."""
     deliveries: Deliveries | None = None
     """Who is to know whether its KV arrived at the peer, in push."""
+    unfinished: int = 0
+    """Transfers that were started for it and have not ended."""
     has_transfer: bool = False
 
-    def without_blocks(self) -> "Request":
-        """What is told of it once its transfer has ended."""
-        return Request(
-            self.request_id,
-            self.remote_request_id,
-            self.peer,
-            self.remote_rank,
-            by_region=self.by_region,
-            parent=self.parent,
-            links=self.links,
-            has_transfer=self.has_transfer,
-        )
+    def transfer_ended(self) -> None:
+        """What waits to be exported or written must not hold more lists of blocks than are bounded for."""
+        self.unfinished -= 1
+        if self.unfinished <= 0:
+            self.local_blocks = self.remote_blocks = ()
+            self.receive = self.deliveries = None
 
 
 class Current(threading.local):
@@ -140,13 +137,6 @@ class Transfer:
         """``read`` or ``write``."""
         return Direction.WRITE if self.operation == "WRITE" else Direction.READ
 
-    def _count_blocks(self) -> int:
-        if self.request is None:
-            return 0
-        counts = map(len, self.request.local_blocks)
-        # Regions of one group hold the same blocks, and which belong together is not said here: the longest counts.
-        return max(counts, default=0) if self.request.by_region else sum(counts)
-
     def in_progress(self) -> None:
         """A poll saw it under way."""
         self.last_poll_ns = now_ns()
@@ -160,29 +150,31 @@ class Transfer:
         self.end_ns = now_ns()
         self.error = error
         self.message = message
-        if self.request is not None:
-            self._tell(self.request)
-        self.blocks = self._count_blocks()
-        if self.request is not None:
-            self._hold_blocks(self.request)
-            # What waits to be exported or written must not hold more lists of blocks than are bounded for.
-            self.request = self.request.without_blocks()
-        direction = self.direction
-        record = self.telemetry.record
-        if self.posted:
-            record(TRANSFERS_IN_FLIGHT, direction, value=-1)
-        record(TRANSFER_DURATION, direction, error or "", value=self.duration_s)
-        if error is None:
-            record(TRANSFER_OBSERVATION_DELAY, direction, value=self.observation_delay_s)
-            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
-            if self.is_first:
-                record(TRANSFER_BLOCKS, direction, value=self.blocks)
-            record(TRANSFER_DESCRIPTORS, direction, value=self.descriptor_count)
-            if self.measured is not None:
-                record(TRANSFER_BYTES, direction, value=self.measured.size_bytes)
+        request = self.request
+        if request is not None:
+            self._tell(request)
+            self.blocks = _count_blocks(request)
+            self._hold_blocks(request)
+            request.transfer_ended()
+        self.telemetry.record_all(self._updates())
         if not self.telemetry.emit(self.describe):
             self._take_moves()
         self.telemetry.audit(self.audit_record)
+
+    def _updates(self) -> list[Update]:
+        labels = (self.direction,)
+        updates: list[Update] = [(TRANSFER_DURATION, (*labels, self.error or ""), self.duration_s)]
+        if self.posted:
+            updates.append((TRANSFERS_IN_FLIGHT, labels, -1))
+        if self.error is None:
+            updates.append((TRANSFER_OBSERVATION_DELAY, labels, self.observation_delay_s))
+            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
+            if self.is_first:
+                updates.append((TRANSFER_BLOCKS, labels, self.blocks))
+            updates.append((TRANSFER_DESCRIPTORS, labels, self.descriptor_count))
+            if self.measured is not None:
+                updates.append((TRANSFER_BYTES, labels, self.measured.size_bytes))
+        return updates
 
     def _tell(self, request: Request) -> None:
         """Tell who waits for the transfer."""
@@ -296,6 +288,12 @@ class Transfer:
         return attributes
 
 
+def _count_blocks(request: Request) -> int:
+    counts = map(len, request.local_blocks)
+    # Regions of one group hold the same blocks, and which belong together is not said here: the longest counts.
+    return max(counts, default=0) if request.by_region else sum(counts)
+
+
 class TransferTable:
     """The transfers that are under way, by NIXL handle.
 
@@ -324,6 +322,7 @@ class TransferTable:
         if request is not None:
             transfer.is_first = not request.has_transfer
             request.has_transfer = True
+            request.unfinished += 1
         return transfer
 
     @guarded

@@ -54,7 +54,9 @@ class AgentHooks(_Stock):
         except BaseException as error:
             table.poll_failed(handle, error)
             raise
-        table.polled(handle, state)
+        # Its measurements follow, and only then it has ended.
+        if state != "DONE":
+            table.polled(handle, state)
         return state
 
     def get_xfer_telemetry(self, handle: Any) -> Any:
@@ -86,5 +88,6 @@ class AgentHooks(_Stock):
         except BaseException:
             table.put_back(handle, transfer)
             raise
-        table.released(transfer)
+        if transfer is not None and not transfer.end_ns:
+            table.released(transfer)
         return result

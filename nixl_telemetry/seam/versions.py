@@ -80,7 +80,12 @@ class Parameters:
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        self._positions = {name: index - 1 for index, name in enumerate(inspect.signature(method).parameters)}
+        _, *self._names = inspect.signature(method).parameters
+        self._positions = {name: index for index, name in enumerate(self._names)}
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All arguments of a call by name; `args` are those after ``self``."""
+        return {**dict(zip(self._names, args, strict=False)), **kwargs} if args else kwargs
 
     def get(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], default: Any = None) -> Any:
         """The argument ``name`` of a call; `args` are those after ``self``."""

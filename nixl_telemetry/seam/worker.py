@@ -208,15 +208,12 @@ class WorkerObserver:
     @guarded
     def post_starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Transfers to one rank of a peer are about to be posted for a request, on this thread."""
-
-        def argument(name: str) -> Any:
-            return self._post_parameters.get(name, args, kwargs)
-
-        spec = argument("read_spec")
+        arguments = self._post_parameters.named(args, kwargs)
+        spec = arguments["read_spec"]
         request = Request(
-            argument("request_id"),
-            argument("remote_request_id"),
-            self._peers.find(argument("dst_engine_id")),
+            arguments["request_id"],
+            arguments["remote_request_id"],
+            self._peers.find(arguments["dst_engine_id"]),
             spec.remote_rank,
             spec.local_block_ids,
             spec.remote_block_ids,
@@ -246,7 +243,7 @@ class WorkerObserver:
     def posts_end(self, request_id: str) -> None:
         """All that was to be posted for a request now, was."""
         receive = self._receives.find(request_id)
-        if receive is not None:
+        if receive is not None and not receive.blocks:
             invalid = getattr(self._worker, "_invalid_remote_engines", ())
             self._receives.notified(request_id, receive.peer.engine_id not in invalid)
 

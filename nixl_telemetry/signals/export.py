@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.description import Describe
 
-GATHER_SECONDS: Final = 0.1
+GATHER_SECONDS: Final = 0.25
+_LINGER_ROUNDS: Final = 40
 
 
 class _Task(NamedTuple):
@@ -21,8 +22,9 @@ class _Task(NamedTuple):
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    What comes after a pause is taken at once. What follows within :data:`GATHER_SECONDS` is taken together: to be woken
-    for each operation would cost more than most of them, and the engine's thread would have to do it.
+    What comes after a long pause is taken at once. Then the thread looks every :data:`GATHER_SECONDS` for a while, and
+    takes what came together: to wake it for each operation would cost the engine's thread more than most of them, and
+    it would want Python's lock just while that thread is busy.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -82,10 +84,14 @@ class ExportThread:
     def _run(self) -> None:
         while True:
             self._take(self._queue.get())
-            while not self._queue.empty():
-                self._take(self._queue.get())
-            if self._hurry.wait(GATHER_SECONDS):
-                self._hurry.clear()
+            quiet_rounds = 0
+            while quiet_rounds < _LINGER_ROUNDS:
+                quiet_rounds += 1
+                while not self._queue.empty():
+                    self._take(self._queue.get())
+                    quiet_rounds = 0
+                if self._hurry.wait(GATHER_SECONDS):
+                    self._hurry.clear()
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

@@ -8,11 +8,14 @@ step into a :data:`Batch`, and ride with the step's output through vLLM's ``KVCo
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind, Metric
 from nixl_telemetry.signals.semconv import Signal
+
+Update: TypeAlias = tuple[Metric, tuple[str, ...], float]
+"""One increment, observation or state: of which metric, with which labels, and the value."""
 
 Batch: TypeAlias = dict[str, dict[str, Any]]
 """Updates by metric name and series key: a number, or a list of observations for a histogram. msgpack can carry it."""
@@ -56,7 +59,7 @@ class Recorder:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.updates: Final[deque[tuple[Metric, tuple[str, ...], float]]] = deque()
+        self.updates: Final[deque[Update]] = deque()
         """What waits to be drained."""
         self._dropped = itertools.count()
         self._dropped_reported = 0
@@ -69,6 +72,14 @@ class Recorder:
         else:
             next(self._dropped)
 
+    def add_all(self, updates: Sequence[Update]) -> None:
+        """Record several at once; as with :meth:`add`, they are dropped one by one where there is no room."""
+        if len(self.updates) + len(updates) <= self._limit:
+            self.updates.extend(updates)
+            return
+        for update in updates:
+            self.add(*update)
+
     def drain(self) -> Batch | None:
         """Take all updates; ``None`` when there are none."""
         if not self.updates:
@@ -77,14 +88,17 @@ class Recorder:
         # Only what is there now: other threads may keep adding.
         for _ in range(len(self.updates)):
             metric, labels, value = self.updates.popleft()
-            series = batch.setdefault(metric.name, {})
+            series = batch.get(metric.name)
+            if series is None:
+                series = batch[metric.name] = {}
             key = series_key(labels)
-            if metric.kind is Kind.HISTOGRAM:
-                series.setdefault(key, []).append(value)
-            elif metric.kind is Kind.INFO:
-                series[key] = value
+            kind = metric.kind
+            if key not in series or kind is Kind.INFO:
+                series[key] = [value] if kind is Kind.HISTOGRAM else value
+            elif kind is Kind.HISTOGRAM:
+                series[key].append(value)
             else:
-                series[key] = series.get(key, 0) + value
+                series[key] += value
         self._report_dropped(batch)
         return batch
 

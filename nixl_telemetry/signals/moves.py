@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Which blocks a transfer moved from where to where."""
 
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class BlockMoves:
     def each(self) -> Iterator["Run"]:
         """Every block."""
         for group, pair in enumerate(zip(self.local, self.remote, strict=False)):
-            yield from map(Run, repeat(group), map(int, pair[0]), map(int, pair[1]), repeat(1))
+            yield from map(_run, zip(repeat(group), map(int, pair[0]), map(int, pair[1]), repeat(1)))
 
     def runs(self) -> Iterator["Run"]:
         """Blocks that are neighbours in both instances, together."""
@@ -80,6 +81,10 @@ class Run(NamedTuple):
     local: int
     remote: int
     length: int
+
+
+# Of a tuple, without a call in Python for each of a transfer's blocks.
+_run: Final = functools.partial(tuple.__new__, Run)
 
 
 class BlockBudget:

@@ -4,7 +4,7 @@
 
 import atexit
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from nixl_telemetry.audit.chain import Record
@@ -17,7 +17,7 @@ from nixl_telemetry.signals.description import Describe
 from nixl_telemetry.signals.export import ExportThread
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.logs import LogWriter
-from nixl_telemetry.signals.metrics import Batch, Recorder
+from nixl_telemetry.signals.metrics import Batch, Recorder, Update
 from nixl_telemetry.signals.moves import BlockBudget
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 from nixl_telemetry.signals.traces import SpanWriter
@@ -48,6 +48,7 @@ class Telemetry:
     ) -> None:
         self.settings: Final = settings
         self.mode: Final = mode
+        self._has_metrics = settings.metrics
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
         self.updates: Final[Collection[object]] = self._recorder.updates
@@ -64,8 +65,13 @@ class Telemetry:
 
     def record(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
         """Record one increment, observation or state of a metric."""
-        if self.settings.metrics:
+        if self._has_metrics:
             self._recorder.add(metric, labels, value)
+
+    def record_all(self, updates: Sequence[Update]) -> None:
+        """Record several at once."""
+        if self._has_metrics:
+            self._recorder.add_all(updates)
 
     def emit(self, describe: Describe) -> bool:
         """Hand a finished operation to the export thread; false if it was dropped."""

@@ -103,16 +103,10 @@ class SpanWriter:
             SpanSender(connect, lambda: self._envelope, pace, settings.queue_size, on_lost, on_error)
             for connect in connects
         ]
-
-    @property
-    def is_exporting(self) -> bool:
+        self.is_exporting: Final = bool(self._senders)
         """Whether spans go anywhere."""
-        return bool(self._senders)
-
-    @property
-    def makes_block_spans(self) -> bool:
+        self.makes_block_spans: Final = self.is_exporting and settings.block_spans != "off"
         """Whether sampled transfers get spans of blocks."""
-        return self.is_exporting and self._settings.block_spans != "off"
 
     def new_context(self, parent: SpanContext | None, name: SpanName, kind: SpanKind) -> SpanContext:
         """Ids for a span that begins; its sampling is decided now."""
