@@ -137,7 +137,7 @@ soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away
 demo: venv router ## real prefill and decode servers and a router; metrics, spans and logs into demo-out/
 	@$(BIN)/nixl-telemetry demo --out demo-out
 
-bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (15 minutes)
+bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (half an hour)
 	@$(BIN)/python -m benchmarks.run
 
 clean: ## remove outputs and caches; keeps .venv and .venvs

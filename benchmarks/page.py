@@ -14,7 +14,7 @@ _HEAD: Final = """\
 # Performance
 
 What the suite costs, measured beside stock vLLM in the same run.
-`make bench` measures it again, on your machine; it takes about a quarter of an hour.
+`make bench` measures it again, on your machine; it takes about half an hour.
 """
 
 _METHODS: Final = """\
@@ -34,6 +34,7 @@ The value is that of worker and engine core together, of the instance where it i
 Two stock pairs and an instrumented one, all started alike and with `--otlp-traces-endpoint`; those that are not
 measured are stopped (SIGSTOP).
 Many short rounds, in an order that changes; each pair gets the same requests.
+The time to the first token is that of requests which are sent one after the other.
 The value is how much worse the instrumented pair is than both stock pairs; negative is better.
 It comes from the median of the rounds' ratios, for the p99 from the ratio over all rounds.
 A budget is kept where that is within its limit *and* the 95 % bootstrap interval of the ratio overlaps that of

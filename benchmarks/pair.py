@@ -37,6 +37,9 @@ CLIENTS: Final = 2
 LENGTHS: Final = (64, 1000)
 """Tokens of a prompt: from 2 to 32 blocks."""
 MAX_TOKENS: Final = 16
+ALONE: Final = 100
+"""Requests of each round that are sent one after the other, for the time to the first token: where requests wait for
+each other on two cores, its high percentiles tell of the queue."""
 _WARM_UP: Final = 3
 _MODULE: Final = "nixl_telemetry.connectors"
 _STOCK: Final = ("stock A", "stock B")
@@ -50,9 +53,10 @@ class Round:
     throughput: float
     """Requests in a second."""
     first_token: list[float]
+    """Of the requests that were alone. Seconds."""
     between: list[float]
     cpu: dict[str, float]
-    """CPU seconds by process."""
+    """CPU seconds by process, for the others."""
 
     @property
     def cpu_per_request(self) -> float:
@@ -159,9 +163,10 @@ def _round(pair: Pair, model: TinyModel, number: int) -> Round:
     before = cpu_seconds(pair)
     timings, seconds = run(pair, work, CLIENTS)
     after = cpu_seconds(pair)
+    alone, _ = run(pair, requests(model, ALONE, LENGTHS, 1, seed=5000 + number), 1)
     return Round(
         len(timings) / seconds,
-        [timing.first_token for timing in timings],
+        [timing.first_token for timing in alone],
         [gap for timing in timings for gap in timing.between],
         {name: spent - before.get(name, 0.0) for name, spent in after.items()},
     )
