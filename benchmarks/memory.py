@@ -9,6 +9,7 @@ transfers fail, some leases expire, and each peer shakes hands now and then. Onl
 import ctypes
 import gc
 import sys
+from collections.abc import Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,6 +18,8 @@ from opentelemetry.trace import SpanContext, TraceFlags
 
 from benchmarks.bare import SilentAgent, Sink, exporting_to_sink, scheduler_connector, worker_connector
 from benchmarks.figures import Budget, Figure, Part
+from nixl_telemetry.seam.stats import UPDATES
+from nixl_telemetry.signals.catalogue import TELEMETRY_ERRORS
 
 PEERS: Final = 1000
 REQUESTS: Final = 100_000
@@ -74,8 +77,10 @@ class Traffic:
         self._receive(name, peer)
         self._transfer(number, name, peer)
         self._lease(number, name, parent)
-        self._worker.with_updates(None)
-        self._scheduler.with_updates(None)
+        for observer in (self._worker, self._scheduler):
+            updates = observer.with_updates(None).data[UPDATES]
+            if TELEMETRY_ERRORS.name in updates:
+                raise RuntimeError(f"a hook failed, the log says which: {updates}")
 
     def settle(self) -> None:
         """Until everything is exported."""
@@ -121,18 +126,24 @@ class Traffic:
         if not failed:
             table.done(handle, _DONE)
         table.released(table.take(handle))
-        observer.results_arrived(set(), {name}, {name} if failed else set())
+        observer.results_arrived(_results(received={name}, failed={name} if failed else set()))
 
     def _lease(self, number: int, name: str, parent: SpanContext) -> None:
         headers = {"traceparent": f"00-{parent.trace_id:032x}-{parent.span_id:016x}-01"}
         request = SimpleNamespace(request_id=name, trace_headers=headers)
-        self._scheduler.request_finished(request, self._blocks, {})
+        self._scheduler.request_finished(request, (True, {"remote_block_ids": self._blocks}))
         expired = number % 100 == 1
         if not expired:
-            self._worker.fetched({name})
-        self._worker.results_arrived({name}, set(), set())
+            self._worker.notified({name})
+        self._worker.results_arrived(_results(sent={name}))
         notes = self._worker.notes_for_scheduler()
-        self._scheduler.output_arrived(SimpleNamespace(kv_connector_worker_meta=notes, finished_sending={name}))
+        output = SimpleNamespace(kv_connector_worker_meta=notes, finished_sending={name}, finished_recving=set())
+        self._scheduler.output_arrived(output)
+
+
+def _results(sent: Set[str] = frozenset(), received: Set[str] = frozenset(), failed: Set[str] = frozenset()) -> Any:
+    """What a worker reports of a step."""
+    return SimpleNamespace(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
 
 def _resident_mib() -> float:

@@ -80,7 +80,6 @@ class Request:
         self.unfinished -= 1
         if self.unfinished <= 0:
             self.local_blocks = self.remote_blocks = ()
-            self.receive = self.deliveries = None
 
 
 class Current(threading.local):
@@ -162,8 +161,9 @@ class Transfer:
         self.telemetry.audit(self.audit_record)
 
     def _updates(self) -> list[Update]:
-        labels = (self.direction,)
-        updates: list[Update] = [(TRANSFER_DURATION, (*labels, self.error or ""), self.duration_s)]
+        direction, duration_s = self.direction, self.duration_s
+        labels = (direction,)
+        updates: list[Update] = [(TRANSFER_DURATION, (direction, self.error or ""), duration_s)]
         if self.posted:
             updates.append((TRANSFERS_IN_FLIGHT, labels, -1))
         if self.error is None:

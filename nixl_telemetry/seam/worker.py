@@ -248,17 +248,6 @@ class WorkerObserver:
             self._receives.notified(request_id, receive.peer.engine_id not in invalid)
 
     @guarded
-    def blocks_chosen(self, block_ids: Any, is_remote: bool) -> None:
-        """Prefix caching has trimmed the blocks of one side."""
-        request = self.transfers.current.request
-        if request is None:
-            return
-        if is_remote:
-            request.remote_blocks = block_ids
-        else:
-            request.local_blocks = block_ids
-
-    @guarded
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
         # In pull it reads, though it serves nobody.
@@ -419,9 +408,13 @@ class WorkerHooks(_Stock):
         return result
 
     def _compute_desc_ids(self, *args: Any, **kwargs: Any) -> Any:
+        request = self._nixl_telemetry.transfers.current.request
         # vLLM passes keywords only, and no ratio for the remote side.
-        if "block_ids" in kwargs:
-            self._nixl_telemetry.blocks_chosen(kwargs["block_ids"], kwargs.get("block_size_ratio") is None)
+        if request is not None and "block_ids" in kwargs:
+            if kwargs.get("block_size_ratio") is None:
+                request.remote_blocks = kwargs["block_ids"]
+            else:
+                request.local_blocks = kwargs["block_ids"]
         return super()._compute_desc_ids(*args, **kwargs)
 
     def _ensure_handshake(self, engine_id: Any, *args: Any, **kwargs: Any) -> Any:

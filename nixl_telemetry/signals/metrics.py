@@ -91,7 +91,7 @@ class Recorder:
             series = batch.get(metric.name)
             if series is None:
                 series = batch[metric.name] = {}
-            key = series_key(labels)
+            key = _SEPARATOR.join(labels)  # as series_key, without a call for each update of each step
             kind = metric.kind
             if key not in series or kind is Kind.INFO:
                 series[key] = [value] if kind is Kind.HISTOGRAM else value

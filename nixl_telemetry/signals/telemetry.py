@@ -59,6 +59,8 @@ class Telemetry:
         self._open_trail = self._trail
         self.blocks: Final = BlockBudget()
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
+        self.emit: Final = self._export.submit
+        """Hand a finished operation to the export thread; false if it was dropped."""
         self._reported: set[str] = set()
         # Registered after vLLM's own handler, hence run before it shuts its provider down.
         atexit.register(self.close)
@@ -72,10 +74,6 @@ class Telemetry:
         """Record several at once."""
         if self._has_metrics:
             self._recorder.add_all(updates)
-
-    def emit(self, describe: Describe) -> bool:
-        """Hand a finished operation to the export thread; false if it was dropped."""
-        return self._export.submit(describe)
 
     def audit(self, make: Callable[[], Record]) -> None:
         """Hand what happened to the audit trail, if there is one; ``make`` runs on its thread."""
