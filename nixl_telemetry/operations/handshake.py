@@ -19,6 +19,7 @@ from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer, is_listening
+from nixl_telemetry.operations.receive import Receive
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes, AttributeValue
 from nixl_telemetry.signals.catalogue import HANDSHAKE_BYPASSED, HANDSHAKE_DURATION, HANDSHAKE_REJECTIONS
@@ -345,6 +346,12 @@ class Current(threading.local):
     """The receive of the peer for whose registration it posts."""
     lease: SpanContext | None = None
     """The lease on what it posts."""
+    receive: Receive | None = None
+    """The request of this instance for which it acts."""
+    push: tuple[str, str] | None = None
+    """The request whose KV it is about to push: its id here, and at the peer."""
+    met: bool = False
+    """Whether the registration that it looks at has met its request's blocks."""
 
 
 class Waiters:
