@@ -19,6 +19,7 @@ from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer, is_listening
+from nixl_telemetry.operations.peer_traffic import PeerTraffic
 from nixl_telemetry.operations.receive import Receive
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes, AttributeValue
@@ -83,6 +84,8 @@ class Handshake:
     conflict: ModeConflict | None = None
     waiters: Sequence[SpanContext] = ()
     """The requests that wait for it, in order. A heartbeat may have asked for it before the first one did."""
+    peers: PeerTraffic | None = None
+    """Who counts by peer."""
     remote_hash: str | None = None
     """The peer's; of ranks with several the first that differs from ours."""
     statement: Statement | None = None
@@ -199,6 +202,8 @@ class Handshake:
 
     def _record(self) -> None:
         self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=self.duration_s)
+        if self.peers is not None:
+            self.peers.shook_hands(self.peer, self.error)
         factor = self.explanation.factor if self.explanation else UNKNOWN_FACTOR
         if self.error is ErrorType.COMPAT_MISMATCH:
             self.telemetry.record(HANDSHAKE_REJECTIONS, factor)

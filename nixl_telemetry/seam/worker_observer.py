@@ -102,6 +102,7 @@ class WorkerObserver:
             # Another process's clock says nothing here.
             replace(conflict, at_ns=now_ns()) if conflict else None,
             self._waiters.of(peer.engine_id),
+            self.transfers.peers,
         )
         return _current.handshake
 
@@ -137,7 +138,6 @@ class WorkerObserver:
         self._waiters.leave(handshake.peer.engine_id)
         self._receives.shook_hands(handshake.peer.engine_id, handshake.error, handshake.message)
         self._pushes.shook_hands(handshake.peer, handshake.error, handshake.message)
-        self.transfers.peers.shook_hands(handshake.peer, handshake.error)
         if error is None:
             self._peers.meet(handshake.peer)
         elif reason:

@@ -22,6 +22,7 @@ from nixl_telemetry.testbed import (
 )
 from nixl_telemetry.testbed.pair import REMOTE_DECODE
 from tests.e2e.conftest import MODULE, fleet, metric, stock_name
+from tests.support.peers import wait_until
 
 LEASE_SECONDS = {"pull": 2, "push": 10}
 """In push, unmatched blocks are to be held for longer than the watchdog takes."""
@@ -86,6 +87,11 @@ def comes_true(condition: Callable[[], bool], server: VllmServer, seconds: float
     return True
 
 
+def logs(server: VllmServer, text: str) -> bool:
+    """Whether a line comes: they are written by a thread of their own."""
+    return wait_until(lambda: text in server.log_text(), 5)
+
+
 def prefilled(pair: Pair, request_id: str) -> dict[str, Any]:
     """What the prefill side hands over for a request."""
     headers = {"X-Request-Id": request_id}
@@ -134,7 +140,7 @@ def test_requests_that_say_nothing(pair: Pair) -> None:
         complete(server.url, prompt(), 2)
         step(server)
         assert metric(server, WITHOUT, role=role) == before[role] + 2
-        assert "nixl.request.without_transfer_params" in server.log_text()
+        assert logs(server, "nixl.request.without_transfer_params")
 
 
 def sides(pair: Pair) -> list[tuple[VllmServer, str]]:
@@ -156,7 +162,7 @@ def test_kv_that_is_read_after_its_lease_expired(pair: Pair) -> None:
 
     assert comes_true(lambda: metric(pair.prefill, INVALID, reason="read_after_expiry") == 1, pair.prefill)
     assert comes_true(lambda: metric(pair.decode, "nixl_lease_remaining_seconds_bucket", le="0.0") == 1, pair.decode)
-    assert "nixl.invalid_kv.reason=read_after_expiry" in pair.prefill.log_text()
+    assert logs(pair.prefill, "nixl.invalid_kv.reason=read_after_expiry")
 
 
 @only("pull")
@@ -166,7 +172,7 @@ def test_a_request_that_nobody_knows(pair: Pair) -> None:
     complete(pair.decode.url, prompt(), 4, kv_transfer_params={**params, "remote_request_id": "never-was"})
 
     assert comes_true(lambda: metric(pair.prefill, INVALID, reason="unknown_request") == 1, pair.prefill)
-    assert "nixl.request.id=never-was" in pair.prefill.log_text()
+    assert logs(pair.prefill, "nixl.request.id=never-was")
 
 
 def test_a_load_that_fails_and_is_recomputed(pair: Pair) -> None:
@@ -190,9 +196,9 @@ def test_request_ids_that_can_never_match(pair: Pair) -> None:
         headers = {"X-Request-Id": "yours"}
         waiting = pool.submit(client.post, f"{pair.decode.url}/v1/completions", json=body, headers=headers)
         deadline = time.monotonic() + WATCHDOG_SECONDS + 5
-        logs: dict[str, bool] = {}
-        while time.monotonic() < deadline and not (logs and all(logs.values())):
-            logs = {
+        told: dict[str, bool] = {}
+        while time.monotonic() < deadline and not (told and all(told.values())):
+            told = {
                 "decode": "nixl.receive.waits_for=notification" in pair.decode.log_text(),
                 "decode says why": "must send the same X-Request-Id to both" in pair.decode.log_text(),
                 "registration": "nixl.push.side=registration" in pair.prefill.log_text(),
@@ -204,6 +210,6 @@ def test_request_ids_that_can_never_match(pair: Pair) -> None:
         unmatched = metric(pair.prefill, "nixl_push_unmatched", side="registration")
         waiting.exception()
 
-    assert all(logs.values()), logs
+    assert all(told.values()), told
     assert unmatched == 1
     assert metric(pair.prefill, "nixl_push_unmatched_oldest_timestamp_seconds", side="registration") > 1e9
