@@ -126,6 +126,7 @@ class Transfer:
     descriptors: int
     request: Request | None
     conflict: ModeConflict | None
+    direction: Direction = Direction.READ
     is_first: bool = True
     """Whether it is the first that moves these blocks."""
     start_ns: int = field(default_factory=now_ns)
@@ -140,11 +141,6 @@ class Transfer:
     measured: Measured | None = None
     error: ErrorType | None = None
     message: str = ""
-
-    @property
-    def direction(self) -> Direction:
-        """``read`` or ``write``."""
-        return Direction.WRITE if self.operation == "WRITE" else Direction.READ
 
     def in_progress(self) -> None:
         """A poll saw it under way."""
@@ -344,6 +340,8 @@ class TransferTable:
             conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
         request = self.current.request
         transfer = Transfer(self.telemetry, self.peers, operation, len(descriptors), request, conflict)
+        if operation == "WRITE":
+            transfer.direction = Direction.WRITE
         if request is not None:
             transfer.is_first = not request.has_transfer
             request.has_transfer = True
