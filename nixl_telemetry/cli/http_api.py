@@ -1,35 +1,182 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""What an instance's own HTTP API tells by GET, and its side channel does not: how many ranks there are.
+"""An instance's own HTTP API, and what it tells by GET and the side channel does not: how many ranks there are.
 
 vLLM 0.28 to 0.33 answer ``/version``, ``/metrics`` and ``/v1/models`` (this one not without the API key, if there is
 one); none of them tells the number of ranks. ``/server_info`` does, where ``VLLM_SERVER_DEV_MODE=1`` offers it. What
 does not answer is left out.
+
+What comes back is input from a stranger: bounded in size and in time.
 """
 
+import contextlib
 import http.client
 import json
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from nixl_telemetry.cli.output import CommandError
 
 _SIZE_LIMIT: Final = 8 * 2**20
+_LINE_LIMIT: Final = 4096
+"""Characters of a sample: the parser's time grows with their square, where they are chosen for that."""
+_SAMPLES_LIMIT: Final = 20_000
+"""Samples that are parsed: some of each of a thousand engines."""
 _TEXT_LIMIT: Final = 256
-_METRICS: Final = re.compile(r"^(?:vllm:cache_config_info|nixl_connector_info)\{.*$", re.MULTILINE)
+_TOO_MANY_REQUESTS: Final = 429
+_SERVER_ERRORS: Final = 500
+_DESCRIPTIONS: Final = ("vllm:cache_config_info", "nixl_connector_info")
 _FIRST_VERSION: Final = (0, 28)
 """The first vLLM whose side channel is known to understand the query that is sent."""
 
 
 class HttpApiError(CommandError):
-    """The API cannot be used, or says that the instance must not be asked."""
+    """The API cannot be used, or says that the instance must not be asked.
+
+    Args:
+        problem: What is wrong.
+        refused: Whether nothing listens there.
+        may_pass: Whether it may answer if it is asked again.
+    """
+
+    def __init__(self, problem: str, *, refused: bool = False, may_pass: bool = False) -> None:
+        super().__init__(problem)
+        self.refused = refused
+        self.may_pass = may_pass
+
+
+@dataclass(frozen=True)
+class HttpApi:
+    """Where an instance is asked, and how patiently."""
+
+    url: str
+    """Without a slash at the end."""
+    timeout: float
+    """Seconds for a connection, and again for each answer."""
+    api_key: str | None = field(default=None, repr=False)
+    """For what vLLM does not answer without one."""
+
+    @classmethod
+    def parse(cls, url: str, timeout: float, api_key: str | None = None) -> Self:
+        """The API at a URL, or at HOST:PORT.
+
+        Raises:
+            HttpApiError: It is neither, or the key cannot be sent.
+        """
+        # vLLM compares it as it is, and files of secrets end with a new line.
+        key = (api_key or "").strip()
+        if not re.fullmatch("[!-~]*", key):
+            raise HttpApiError("the API key has characters that no header can carry; give the one of the server")
+        return cls(_checked(url), timeout, key or None)
+
+    def get(self, path: str) -> bytes:
+        """The body of an answer.
+
+        Raises:
+            HttpApiError: There is none.
+        """
+        return self._fetch(self._request(path))
+
+    def model(self) -> str:
+        """The name of the first model that it serves.
+
+        Raises:
+            HttpApiError: It does not tell one.
+        """
+        path = "/v1/models"
+        name = _text(_first_model(self._fetch(self._request(path, secret=True))).get("id"))
+        if name is None:
+            raise HttpApiError(f"GET {self.url}{path}: it names no model")
+        return name
+
+    def complete(self, model: str, rank: int | None = None) -> None:
+        """Ask for one token, for which an engine takes a step.
+
+        Args:
+            model: Its name.
+            rank: Which of several engines is asked.
+
+        Raises:
+            HttpApiError: It did not answer.
+        """
+        request = self._request("/v1/completions", secret=True)
+        request.data = json.dumps({"model": model, "prompt": ".", "max_tokens": 1}).encode()
+        request.add_header("Content-Type", "application/json")
+        if rank is not None:
+            request.add_header("X-data-parallel-rank", str(rank))
+        self._fetch(request)
+
+    def _request(self, path: str, *, secret: bool = False) -> urllib.request.Request:
+        request = urllib.request.Request(f"{self.url}{path}")  # noqa: S310  the scheme was checked
+        if secret and self.api_key:
+            # Not one that is sent along where an answer redirects to.
+            request.add_unredirected_header("Authorization", f"Bearer {self.api_key}")
+        return request
+
+    def _fetch(self, request: urllib.request.Request) -> bytes:
+        asked = f"{request.get_method()} {request.full_url}"
+        try:
+            body = self._within(request)
+        except urllib.error.HTTPError as error:
+            error.close()
+            busy = error.code == _TOO_MANY_REQUESTS or error.code >= _SERVER_ERRORS
+            raise HttpApiError(f"{asked}: HTTP {error.code} {_short(error.reason)}", may_pass=busy) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            refused = isinstance(reason, ConnectionRefusedError)
+            cut = isinstance(reason, TimeoutError | ConnectionError | http.client.IncompleteRead)
+            text = "no answer in time" if isinstance(reason, TimeoutError) else _short(reason)
+            raise HttpApiError(f"{asked}: {text}", refused=refused, may_pass=cut and not refused) from None
+        if len(body) > _SIZE_LIMIT:
+            raise HttpApiError(f"{asked}: the answer is longer than {_SIZE_LIMIT} bytes")
+        return body
+
+    def _within(self, request: urllib.request.Request) -> bytes:
+        """The body, within twice the timeout: a socket's own begins anew with each packet, and names have none."""
+        answer: Future[bytes] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(_read(request, self.timeout))
+            except Exception as error:
+                answer.set_exception(error)
+
+        # No pool, whose threads Python waits for at its end.
+        threading.Thread(target=ask, name="http-api", daemon=True).start()
+        return answer.result(2 * self.timeout)
+
+
+def _read(request: urllib.request.Request, timeout: float) -> bytes:
+    with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310  the scheme was checked
+        body: bytes = response.read(_SIZE_LIMIT + 1)
+        if response.length and len(body) <= _SIZE_LIMIT:
+            # It ended early, and what is there would pass for the whole.
+            raise http.client.IncompleteRead(body, response.length)
+        return body
+
+
+def samples(body: bytes, names: Iterable[str]) -> list[Sample]:
+    """The samples of some metrics in the text that Prometheus reads; the rest is not parsed.
+
+    Raises:
+        ValueError: One of them cannot be read.
+    """
+    pattern = rf"^(?:{'|'.join(map(re.escape, names))})(?=[{{ \t]).*$"
+    lines = re.findall(pattern, body.decode(errors="replace"), re.MULTILINE)
+    if len(lines) > _SAMPLES_LIMIT or any(len(line) > _LINE_LIMIT for line in lines):
+        raise ValueError("there are too many samples, or too long ones")
+    families = text_string_to_metric_families("\n".join([*lines, ""]))
+    return [sample for family in families for sample in family.samples]
 
 
 @dataclass(frozen=True)
@@ -70,15 +217,13 @@ def ask(url: str, timeout: float) -> HttpAnswers:
     Raises:
         HttpApiError: The URL is none, or nothing there answers.
     """
-    base = _checked(url)
-    version = _object(_get(f"{base}/version", timeout, needed=True))
-    models = _object(_get(f"{base}/v1/models", timeout))
-    metrics = _metrics(_get(f"{base}/metrics", timeout))
-    config = _object(_object(_get(f"{base}/server_info?config_format=json", timeout)).get("vllm_config"))
+    api = HttpApi.parse(url, timeout)
+    version = _object(api.get("/version"))
+    first = _first_model(_get(api, "/v1/models"))
+    metrics = _metrics(_get(api, "/metrics"))
+    config = _object(_object(_get(api, "/server_info?config_format=json")).get("vllm_config"))
     parallel, cache, model = (_object(config.get(f"{name}_config")) for name in ("parallel", "cache", "model"))
     connector = metrics.get("nixl_connector_info", {})
-    listed = models.get("data")
-    first = _object(listed[0]) if isinstance(listed, list) and listed else {}
     factors = {
         "model": _text(model.get("model")) or _text(first.get("root")),
         "dtype": _text(model.get("dtype")),
@@ -106,18 +251,21 @@ def _checked(url: str) -> str:
     raise HttpApiError(f"{url!r} is no URL of an HTTP API; give http://HOST:PORT")
 
 
-def _get(url: str, timeout: float, *, needed: bool = False) -> bytes:
-    """The body; empty where there is none, which is an error only if it is needed."""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:  # noqa: S310  the scheme was checked
-            body: bytes = response.read(_SIZE_LIMIT + 1)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        if not needed:
-            return b""
-        reason = getattr(error, "reason", None) or error
-        status = f"HTTP {error.code} " if isinstance(error, urllib.error.HTTPError) else ""
-        raise HttpApiError(f"GET {url}: {status}{reason}") from None
-    return body if len(body) <= _SIZE_LIMIT else b""
+def _get(api: HttpApi, path: str) -> bytes:
+    """The body; empty where there is none."""
+    with contextlib.suppress(HttpApiError):
+        return api.get(path)
+    return b""
+
+
+def _short(reason: object) -> str:
+    return str(reason)[:_TEXT_LIMIT]
+
+
+def _first_model(body: bytes) -> dict[str, Any]:
+    """The first of the models that are listed; empty where there is none."""
+    listed = _object(body).get("data")
+    return _object(listed[0]) if isinstance(listed, list) and listed else {}
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -132,14 +280,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 def _metrics(body: bytes) -> dict[str, dict[str, str]]:
     """The labels of the two metrics that describe an instance, of one engine each."""
-    text = "\n".join(_METRICS.findall(body.decode(errors="replace"))) + "\n"
-
-    def samples() -> Iterator[tuple[str, dict[str, str]]]:
-        for family in text_string_to_metric_families(text):
-            yield from ((sample.name, sample.labels) for sample in family.samples)
-
     try:
-        return dict(samples())
+        return {sample.name: sample.labels for sample in samples(body, _DESCRIPTIONS)}
     except ValueError:
         return {}
 

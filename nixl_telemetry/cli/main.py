@@ -9,6 +9,7 @@ from nixl_telemetry.cli import audit
 from nixl_telemetry.cli.check import check
 from nixl_telemetry.cli.demo.command import demo
 from nixl_telemetry.cli.doctor.command import doctor
+from nixl_telemetry.cli.drain import drain
 from nixl_telemetry.cli.explain import explain
 from nixl_telemetry.cli.factors import factors
 from nixl_telemetry.cli.probe import probe
@@ -30,7 +31,7 @@ def main(
     """Observability for vLLM's NIXL connectors."""
 
 
-for command in (doctor, probe, check, explain, factors, demo):
+for command in (doctor, probe, check, explain, factors, drain, demo):
     app.command()(command)
 app.add_typer(audit.app, name="audit")
 app.add_typer(trace.app, name="trace")

@@ -5,7 +5,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
@@ -75,3 +75,23 @@ class Printer:
         """Print a line of texts, some of them with a style."""
         styled = [(plain(part), "") if isinstance(part, str) else (plain(part[0]), part[1]) for part in parts]
         self._console.print(Text.assemble(*styled))
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Callable[[str, str], None]]:
+        """Prints what is going on meanwhile: in a terminal as a line that changes, else as one for each change.
+
+        Yields:
+            What takes the moment and what is going on then.
+        """
+        if self._console.is_interactive:
+            with self._console.status("") as status:
+                yield lambda moment, text: status.update(Text(f"{plain(moment)}  {plain(text)}"))
+            return
+        told: list[str] = []
+
+        def tell(moment: str, text: str) -> None:
+            if told[-1:] != [text]:
+                told[:] = [text]
+                self.line((moment, "dim"), f"  {text}")
+
+        yield tell
