@@ -93,8 +93,11 @@ BAD_PEERS: dict[str, tuple[Callable[[], AbstractContextManager[int]], str]] = {
 def test_a_bad_peer(observed: Observed, pull_worker: Any, kind: str) -> None:
     """vLLM's exception passes on, the error type is right, and the next good peer works."""
     make, expected = BAD_PEERS[kind]
-    with make() as port, pytest.raises(Exception) as caught:  # noqa: PT011 (vLLM raises six different types)
-        shake(pull_worker, port)
+    with make() as port:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (vLLM raises six different types)
+            shake(pull_worker, port)
+        # The peer's port is looked at afterwards.
+        observed.settle()
 
     assert "nixl_telemetry" not in str(caught.value)
     assert error_types(observed) == [expected]
