@@ -52,7 +52,6 @@ class _Kind:
 
 
 _TRAFFIC: Final = "not finished yet, or the router still sends some"
-_EXPIRY: Final = "kv_lease_duration (30 s by default)"
 _KINDS: Final = (
     _Kind("running", _RUNNING, "running request", "running requests", _TRAFFIC),
     _Kind("waiting", _WAITING, "waiting request", "waiting requests", _TRAFFIC),
@@ -68,7 +67,8 @@ _KINDS: Final = (
         _LEASES,
         "lease",
         "leases",
-        f"the decode side has not fetched them; they expire after {_EXPIRY}",
+        "the decode side has not fetched them; without a sign of life from it they expire after kv_lease_duration "
+        "(30 s by default)",
     ),
     _Kind(
         "unmatched_registrations",
@@ -82,7 +82,7 @@ _KINDS: Final = (
         _UNMATCHED,
         "unmatched prefill",
         "unmatched prefills",
-        f"the decode side has not registered for their blocks; the leases expire after {_EXPIRY}",
+        "the decode side has not registered for their blocks; they go with their leases",
     ),
 )
 """What keeps an instance from being stopped."""
