@@ -72,6 +72,10 @@ class ExportThread:
         """Have something looked at every :data:`WATCH_SECONDS`, as soon as the thread runs. It must not raise."""
         self._watches.append(look)
 
+    def stop_watching(self) -> None:
+        """Look at nothing more."""
+        self._watches.clear()
+
     def ensure(self) -> None:
         """Start the thread, if it does not run: there is something to be looked at."""
         if self._thread is None:
@@ -110,7 +114,7 @@ class ExportThread:
                 quiet_rounds = 0
             if time.monotonic() - looked_at >= WATCH_SECONDS:
                 looked_at = time.monotonic()
-                for look in self._watches:
+                for look in tuple(self._watches):
                     look()
 
     def _take_next(self, timeout_seconds: float | None) -> bool:

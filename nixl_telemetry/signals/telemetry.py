@@ -116,6 +116,7 @@ class Telemetry:
         """Export what is left, within the time that the settings give; safe to call more than once."""
         try:
             atexit.unregister(self.close)
+            self._export.stop_watching()
             # On the export thread: OpenTelemetry has time limits of its own, longer than ours, and a process that ends
             # cannot start another thread.
             self._export.run(self._finish, self.settings.shutdown_timeout_seconds)
