@@ -39,10 +39,12 @@ long for an answer."""
 _LOOKUP_SECONDS: Final = 2.0
 """How long a request waits until the names of allowed peers are looked up."""
 _MESSAGES_PER_TURN: Final = 8
+_READS_PER_QUERY: Final = 16
+"""An initiator needs up to six, where its greeting, READY and query come in parts."""
 _ACCEPTS_PER_PASS: Final = 8
 _SUSPECTS_PER_PASS: Final = 4
-"""Turns for those who have sent something bad, between two looks at all others. Each system call gives vLLM's threads
-the interpreter, which may take 5 ms to come back."""
+"""Turns for those who have sent something bad, or much, between two looks at all others. Each system call gives
+vLLM's threads the interpreter, which may take 5 ms to come back."""
 _TICK_SECONDS: Final = 0.5
 """How often time limits and vLLM's request to stop are looked at. Stock looks every second."""
 _PARKED_TICK_SECONDS: Final = 0.02
@@ -74,8 +76,15 @@ class _Client:
         self.admitted: bool | None = None
         """Whether its address is allowed; ``None`` while that is not known."""
         self.is_suspect = False
-        """Whether it has sent something bad: others go first."""
+        """Whether it has sent something bad, or more than who waits for answers does: others go first."""
+        self.reads = 0
+        """Since its last query for a rank that exists."""
         self.closed = False
+
+    @property
+    def stage(self) -> str:
+        """What it is in the middle of, where it is."""
+        return "message" if self.received.is_ready else "greeting"
 
     @property
     def is_held(self) -> bool:
@@ -262,7 +271,7 @@ class HandshakeListener:
                     client,
                     RequestResult.MALFORMED,
                     f"the connection was closed: it sent nothing more for {STALL_SECONDS:g} s, in the middle of a "
-                    f"{'message' if client.received.is_ready else 'greeting'}",
+                    f"{client.stage}",
                 )
                 self._drop(client)
 
@@ -284,25 +293,42 @@ class HandshakeListener:
                 return
             item = client.received.next()
             if item is None:
-                if has_read:
+                if has_read or not self._read(client, now):
                     return
-                try:
-                    data = client.socket.recv(FRAME_LIMIT)
-                except BlockingIOError:
-                    return
-                if not data:
-                    self._drop(client)
-                    return
-                if not client.received.is_amid:
-                    self._moved(client, now)
-                client.received.feed(data)
                 has_read = True
-            elif isinstance(item, bytes):
-                self._answer(client, [memoryview(item)], now)
-            else:
+            elif isinstance(item, list):
                 self._moved(client, now)
                 self._handle(client, item, now)
+            elif item:
+                self._answer(client, [memoryview(item)], now)
+        # An initiator waits for each answer.
+        client.is_suspect = True
         self._waiting.add(client)
+
+    def _read(self, client: _Client, now: float) -> bool:
+        """Read what has come; false if nothing has, or nothing will.
+
+        Raises:
+            ProtocolError: The client has left in the middle of something.
+        """
+        try:
+            data = client.socket.recv(FRAME_LIMIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            data = b""
+        if not data:
+            if client.received.is_cut:
+                raise ProtocolError(f"it ended in the middle of a {client.stage}")
+            self._drop(client)
+            return False
+        if not client.received.is_amid:
+            self._moved(client, now)
+        client.received.feed(data)
+        client.reads += 1
+        if client.reads > _READS_PER_QUERY:
+            client.is_suspect = True
+        return True
 
     def _handle(self, client: _Client, message: list[bytes], now: float) -> None:
         if client.admitted is None:
@@ -326,6 +352,7 @@ class HandshakeListener:
             return
         payload = self._payloads.get(rank)
         if payload is not None:
+            client.reads = 0
             self._requests.served()
         else:
             text = f"it asked for the rank (pp {rank[0]}, tp {rank[1]}); there are {_shown(self._payloads)}"

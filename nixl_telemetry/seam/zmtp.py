@@ -70,14 +70,21 @@ class Connection:
     @property
     def is_amid(self) -> bool:
         """Whether the client has begun something that it has not finished."""
-        return not self.is_ready or bool(self._buffer) or bool(self._frames)
+        return not self.is_ready or self.is_cut
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what came ends in the middle of a greeting, a frame or a message."""
+        return bool(self._buffer) or bool(self._frames)
 
     def feed(self, data: bytes) -> None:
         """Take what was read."""
         self._buffer += data
 
     def next(self) -> list[bytes] | bytes | None:
-        """The frames of the next message, bytes to be answered by the protocol itself, or ``None``: read more.
+        """What comes next: the frames of a message, what the protocol answers to a command, or ``None``: read more.
+
+        Many commands ask for nothing. Their answer is empty and no reason to go on: a read may bring 2,000 of them.
 
         Raises:
             ProtocolError: The connection has to be closed.
@@ -87,9 +94,7 @@ class Connection:
         while (frame := self._take()) is not None:
             flags, body = frame
             if flags & _COMMAND:
-                if (answer := self._obey(body)) is not None:
-                    return answer
-                continue
+                return self._obey(body)
             if not self.is_ready:
                 raise ProtocolError("a message before READY")
             self._frames.append(body)
@@ -135,8 +140,8 @@ class Connection:
         del buffer[: start + size]
         return flags, body
 
-    def _obey(self, command: bytes) -> bytes | None:
-        """Take a command; what it asks for, or ``None``."""
+    def _obey(self, command: bytes) -> bytes:
+        """Take a command; what it asks for."""
         size = command[0] if command else 0
         name, body = command[1 : 1 + size], command[1 + size :]
         if not self.is_ready:
@@ -145,9 +150,9 @@ class Connection:
             if not any(_property(b"Socket-Type", client) in body for client in _CLIENTS):
                 raise ProtocolError("a socket type that asks nothing")
             self.is_ready = True
-            return None
+            return b""
         if name == b"PING":
             return _command(b"PONG", body[_PING_TTL_SIZE:][:_PING_CONTEXT_LIMIT])
         if name == b"ERROR":
             raise ProtocolError("the client reports an error")
-        return None
+        return b""

@@ -1,37 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""The handshake listener and the list of allowed peers on real servers."""
+"""The handshake listener and the list of allowed peers on real servers, in both modes."""
 
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
 import zmq
 
+from nixl_telemetry.signals.semconv import RequestResult
 from nixl_telemetry.testbed import (
     CONSUMER,
+    PRODUCER,
     HttpStatusError,
     ServerConfig,
     VllmServer,
     complete,
     disaggregated_completion,
 )
-from tests.e2e.conftest import MODULE, fleet, metric
+from tests.e2e.conftest import MODULE, fleet, metric, stock_name
+from tests.support.peers import wait_until
 
+HANDSHAKES = "nixl_handshake_duration_seconds_count"
 PROMPT = "one two three four five six seven eight nine ten " * 12
 
 
-@pytest.fixture(scope="module")
-def servers(model: Path) -> Iterator[tuple[VllmServer, VllmServer]]:
+class Pair(NamedTuple):
+    """Two servers, and who of them shakes hands with the other. In push both do."""
+
+    prefill: VllmServer
+    decode: VllmServer
+    asking: tuple[VllmServer, ...]
+    asked: tuple[VllmServer, ...]
+
+
+@pytest.fixture(scope="module", params=["pull", "push"])
+def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Pair]:
     """Prefill and decode, each of which may talk to one address."""
-    extra = {"telemetry": {"allowed_peers": ["127.0.0.1"]}}
+    name, extra = stock_name(request.param), {"telemetry": {"allowed_peers": ["127.0.0.1"]}}
     with fleet(
-        prefill=ServerConfig(model, connector_module=MODULE, extra_config=extra),
-        decode=ServerConfig(model, CONSUMER, connector_module=MODULE, extra_config=extra),
+        prefill=ServerConfig(model, PRODUCER, name, MODULE, extra),
+        decode=ServerConfig(model, CONSUMER, name, MODULE, extra),
     ) as servers:
-        yield servers.pair("prefill", "decode")
+        prefill, decode = servers.pair("prefill", "decode")
+        if request.param == "pull":
+            yield Pair(prefill, decode, asking=(decode,), asked=(prefill,))
+        else:
+            yield Pair(prefill, decode, asking=(prefill, decode), asked=(prefill, decode))
 
 
 def send(port: int, messages: list[bytes], source: str = "127.0.0.1") -> list[bytes]:
@@ -50,32 +68,38 @@ def send(port: int, messages: list[bytes], source: str = "127.0.0.1") -> list[by
     return answers
 
 
-def test_what_ends_a_stock_listener(servers: tuple[VllmServer, VllmServer]) -> None:
-    """Unknown ranks, junk, other protocols and unknown senders; the first handshake of the pair comes after them."""
-    prefill, decode = servers
-    port = prefill.side_channel_port
+def requests(server: VllmServer) -> dict[str, float]:
+    """What became of what a server was asked."""
+    return {str(result): metric(server, "nixl_handshake_requests_total", result=result) for result in RequestResult}
+
+
+def test_what_ends_a_stock_listener(servers: Pair) -> None:
+    """Unknown ranks, junk, other protocols and unknown senders; the first handshakes of the pair come after them."""
     query, rank = (msgspec.msgpack.encode((b"get_meta_msg", 0, number)) for number in (0, 99))
+    for server in servers.asked:
+        port = server.side_channel_port
+        assert send(port, [b"\xff\xfejunk", b"", msgspec.msgpack.encode("get_meta_msg")]) == []
+        assert send(port, [rank, rank]) == [b"\x80"] * 2
+        assert send(port, [query], "127.0.0.2") == []
+        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
 
-    assert send(port, [b"\xff\xfejunk", b"", msgspec.msgpack.encode("get_meta_msg")]) == []
-    assert send(port, [rank, rank]) == [b"\x80"] * 2
-    assert send(port, [query], "127.0.0.2") == []
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-
-    assert len(disaggregated_completion(prefill, decode, PROMPT).token_ids) == 8
-    assert metric(decode, "nixl_handshake_duration_seconds_count", error_type="") == 1
-    disaggregated_completion(prefill, decode, PROMPT)
-    found = {
-        result: metric(prefill, "nixl_handshake_requests_total", result=result)
-        for result in ("served", "malformed", "unknown_rank", "not_allowed")
-    }
-    assert found == {"served": 1, "malformed": 4, "unknown_rank": 2, "not_allowed": 1}
-    assert "nixl.handshake_request.refused" in prefill.log_text()
+    assert len(disaggregated_completion(servers.prefill, servers.decode, PROMPT).token_ids) == 8
+    # What an idle engine has counted is reported with its next step.
+    disaggregated_completion(servers.prefill, servers.decode, PROMPT + "eleven twelve")
+    for server in servers.asking:
+        assert wait_until(lambda: metric(server, HANDSHAKES, error_type="") == 1, 30), server.name  # noqa: B023
+    for server in servers.asked:
+        expected = {"served": 1, "malformed": 4, "unknown_rank": 2, "not_allowed": 1}
+        assert wait_until(lambda: requests(server) == expected, 30), (server.name, requests(server))  # noqa: B023
+        assert "nixl.handshake_request.refused" in server.log_text()
+    for server in (servers.prefill, servers.decode):
+        assert metric(server, "nixl_telemetry_errors_total") == 0
 
 
-def test_a_request_that_points_elsewhere(servers: tuple[VllmServer, VllmServer]) -> None:
+def test_a_request_that_points_elsewhere(servers: Pair) -> None:
     """It fails, nobody is connected to, and the next request is served."""
-    prefill, decode = servers
+    prefill, decode = servers.prefill, servers.decode
     with socket.create_server(("127.0.0.2", 0)) as elsewhere:
         elsewhere.settimeout(0.2)
         params = {
@@ -95,4 +119,4 @@ def test_a_request_that_points_elsewhere(servers: tuple[VllmServer, VllmServer])
 
     assert "the peer '127.0.0.2' is not allowed" in decode.log_text()
     disaggregated_completion(prefill, decode, PROMPT)
-    assert metric(decode, "nixl_handshake_duration_seconds_count", error_type="peer_not_allowed") >= 1
+    assert wait_until(lambda: metric(decode, HANDSHAKES, error_type="peer_not_allowed") >= 1, 30)

@@ -104,6 +104,7 @@ def bad(found: list[Finding]) -> list[Finding]:
 
 def test_a_good_one_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
     monkeypatch.setenv("NIXLTEL_TRACE_FILE", str(tmp_path / "spans.jsonl"))
+    monkeypatch.setenv("NIXLTEL_ALLOWED_PEERS", "127.0.0.0/8")
 
     result = diagnose(serve=("--port", str(free_port)))
 
@@ -114,10 +115,14 @@ def test_a_good_one_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fr
 def test_notes_are_shown_when_asked_for() -> None:
     quiet, verbose = diagnose(), diagnose(GOOD, "--verbose")
 
-    assert quiet.stdout == f"{len(CHECKS)} checks: no problems, 1 note (--verbose shows them)\n"
+    assert quiet.stdout == f"{len(CHECKS)} checks: no problems, 2 notes (--verbose shows them)\n"
     assert verbose.exit_code == 0
     assert (
         "note       signals      spans go nowhere: no OTLP endpoint and no trace_file → give --otlp-" in verbose.stdout
+    )
+    assert (
+        "note       settings     allowed_peers is not set: what remote_host of a client's request names is connected "
+        in verbose.stdout
     )
     assert (
         "ok         wiring       kv_connector NixlConnector is instrumented: by kv_connector_module_path\n"
@@ -415,6 +420,13 @@ PLANTED: Final[dict[str, tuple[dict[str, str], Any, Level, str, str]]] = {
         'kv_connector_extra_config["telemetry"] is [1]: vLLM does not start',
         "make it an object of settings",
     ),
+    "allowed-peers-unset": (
+        {},
+        {**GOOD, "kv_role": "kv_consumer"},
+        Level.NOTE,
+        "allowed_peers is not set: what remote_host of a client's request names is connected to",
+        "set NIXLTEL_ALLOWED_PEERS to the networks of your instances",
+    ),
     "variable-unknown": (
         {"NIXLTEL_LOGFORMAT": "json"},
         GOOD,
@@ -568,6 +580,7 @@ PLANTED: Final[dict[str, tuple[dict[str, str], Any, Level, str, str]]] = {
 
 ALONE: Final = {
     "plugin-left-out-not-needed": 0,
+    "allowed-peers-unset": 0,
     "auto-without-plugin": 2,  # and that VLLM_PLUGINS leaves it out
     "plugin-left-out": 2,
     "nixl-telemetry-off-on-stock": 2,
@@ -597,6 +610,19 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert remedy in one.remedy
     assert len(bad(found)) == ALONE.get(name, 1), bad(found)
     assert not [one for one in found if one.level is Level.UNCHECKED]
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+@pytest.mark.parametrize("telemetry", [{"allowed_peers": ["10.0.0.0/8"]}, {"allowed_peers": [7]}, {"enabled": False}])
+def test_who_needs_no_list_of_peers(role: str, telemetry: dict[str, Any]) -> None:
+    """Who has one, a wrong one included, and who has no telemetry that would look at it; all others are told."""
+    told, quiet = (
+        [one for one in findings(diagnose({**config, "kv_role": role}, "--json")) if "allowed_peers is not" in one.what]
+        for config in (GOOD, with_extra(telemetry=telemetry))
+    )
+
+    assert [one.level for one in told] == [Level.NOTE]
+    assert quiet == []
 
 
 # ---------------------------------------------------------------------------------------------------- Ports and peers
@@ -967,7 +993,7 @@ def test_a_collector_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         found = findings(diagnose(GOOD, "--json"))
 
     assert bad(found) == []
-    assert not [one for one in found if one.level is Level.NOTE]
+    assert not [one for one in found if one.level is Level.NOTE and one.topic == "signals"]
 
 
 def test_vllm_s_endpoint_has_a_protocol_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1159,7 +1185,7 @@ def test_problems_come_first_and_decide(monkeypatch: pytest.MonkeyPatch) -> None
 
     levels = [line.split()[0] for line in result.stdout.splitlines()]
     assert levels == ["problem", "warning", str(len(CHECKS))]
-    assert result.stdout.endswith(" checks: 1 problem, 1 warning, 1 note (--verbose shows them)\n")
+    assert result.stdout.endswith(" checks: 1 problem, 1 warning, 2 notes (--verbose shows them)\n")
     assert (result.exit_code, warned.exit_code, diagnose(GOOD, "--strict").exit_code) == (1, 0, 1)
 
 

@@ -3,18 +3,21 @@
 """The parts of the handshake listener that a client cannot bring about at will."""
 
 import errno
+import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from nixl_telemetry.operations import handshake_request
 from nixl_telemetry.operations.handshake_request import Client, HandshakeRequests
 from nixl_telemetry.seam.listener import HandshakeListener
+from nixl_telemetry.seam.zmtp import GREETING, READY, encode
 from nixl_telemetry.signals.semconv import RequestResult
 from tests.support.observed import Observed
 
@@ -23,7 +26,8 @@ from tests.support.observed import Observed
 def listener(observed: Observed) -> Iterator[HandshakeListener]:
     """One that is not bound."""
     errors: list[Exception] = []
-    listener = HandshakeListener(b"word", {}, HandshakeRequests(observed.telemetry), None, errors.append)
+    payloads = {(0, 0): b"payload"}
+    listener = HandshakeListener(b"word", payloads, HandshakeRequests(observed.telemetry), None, errors.append)
     yield listener
     listener.close()
     assert errors == []
@@ -81,10 +85,7 @@ def test_no_more_files(listener: HandshakeListener) -> None:
     assert server is not None
     with socket.create_connection(server.getsockname(), 5):
         stop = threading.Event()
-        deadline = time.monotonic() + 5
-        while not listener._clients and time.monotonic() < deadline:
-            listener._accept(stop, time.monotonic())
-        assert len(listener._clients) == 1
+        until(lambda: listener._accept(stop, time.monotonic()), lambda: len(listener._clients) == 1)
         listener._selector.unregister(server)
         server.close()
         listener._server = _Exhausted()  # type: ignore[assignment]
@@ -94,6 +95,47 @@ def test_no_more_files(listener: HandshakeListener) -> None:
         start = time.monotonic()
         listener._accept(stop, time.monotonic())
         assert time.monotonic() - start > 0.01
+
+
+HELLO = GREETING + READY.replace(b"ROUTER", b"DEALER")
+QUERY, UNKNOWN = (b"".join(encode([b"", msgspec.msgpack.encode((b"word", 0, rank))])) for rank in (0, 1))
+SENT: dict[str, tuple[list[bytes], bool]] = {
+    "a query in parts": ([HELLO[:10], HELLO[10:64], HELLO[64:], QUERY[:2], QUERY[2:]], False),
+    "queries, each after an answer": ([HELLO, *[QUERY] * 50], False),
+    "a bad message": ([HELLO, b"\0\0"], True),
+    "many queries at once": ([HELLO, QUERY * 20], True),
+    "many commands at once": ([HELLO + b"\x04\0" * 20], True),
+    "one byte after the other": ([HELLO, b"\0", b"\x64", *[b"x"] * 20], True),
+    "one command after the other": ([HELLO, *[b"\x04\0"] * 20], True),
+    "unknown ranks": ([HELLO, *[UNKNOWN] * 20], True),
+}
+
+
+@pytest.mark.parametrize("kind", SENT)
+def test_who_has_to_wait_for_others(listener: HandshakeListener, kind: str) -> None:
+    """Who sends what is bad or much. An initiator is never among them, however long it goes on."""
+    parts, expected = SENT[kind]
+    listener.bind("127.0.0.1", 0)
+    server = listener._server
+    assert server is not None
+    with socket.create_connection(server.getsockname(), 5) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        until(lambda: listener._accept(threading.Event(), time.monotonic()), lambda: len(listener._clients) == 1)
+        (client,) = listener._clients.values()
+        for part in parts:
+            connection.sendall(part)
+            select.select([client.socket], [], [], 5)
+            listener._turn(client, time.monotonic())
+
+        assert client.is_suspect == expected
+
+
+def until(act: Callable[[], None], condition: Callable[[], bool]) -> None:
+    """Do something until it had its effect."""
+    deadline = time.monotonic() + 5
+    while not condition() and time.monotonic() < deadline:
+        act()
+    assert condition()
 
 
 def test_lines_of_refusals(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:

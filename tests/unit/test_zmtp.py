@@ -12,10 +12,11 @@ MESSAGES = st.lists(st.lists(st.binary(max_size=400), min_size=1, max_size=FRAME
 
 
 def read(connection: Connection) -> list[list[bytes] | bytes]:
-    """All that is there."""
+    """All that is there, but for commands that ask for nothing."""
     found = []
     while (item := connection.next()) is not None:
-        found.append(item)
+        if item:
+            found.append(item)
     return found
 
 
@@ -87,5 +88,37 @@ def test_who_may_ask(client: bytes) -> None:
     connection = Connection()
     connection.feed(GREETING[:11] + b"\x01" + GREETING[12:] + bytes([4, len(body)]) + body)
 
+    assert connection.next() == b""
     assert connection.next() is None
     assert connection.is_ready
+
+
+def test_commands_are_taken_one_at_a_time() -> None:
+    """Between them, others have their turn: a flood of them is as long as its sender likes."""
+    connection = Connection()
+    connection.feed(CLIENT + b"\x04\x00" * 1000)
+
+    assert [connection.next() for _ in range(1001)] == [b""] * 1001
+    assert connection.next() is None
+
+
+@pytest.mark.parametrize(
+    ("data", "is_cut"),
+    [
+        (b"", False),
+        (GREETING[:20], True),
+        (GREETING, False),
+        (CLIENT[:-1], True),
+        (CLIENT, False),
+        (CLIENT + b"\0\x02x", True),
+        (CLIENT + b"\x01\0", True),
+        (CLIENT + b"\x01\0\0\0", False),
+    ],
+)
+def test_what_is_cut_short(data: bytes, is_cut: bool) -> None:
+    """Wherever it ends."""
+    connection = Connection()
+    connection.feed(data)
+    read(connection)
+
+    assert connection.is_cut == is_cut

@@ -56,7 +56,7 @@ CHECKS: Final = tuple(
             (network.side_channel_host, network.side_channel_ports, network.api_port, network.port_of_vllm),
         ),
         ("peers", (peers.peer_hosts, peers.peer_modes, peers.peer_roles)),
-        ("settings", (settings.variables, settings.in_config, settings.switched_off)),
+        ("settings", (settings.variables, settings.in_config, settings.switched_off, settings.allowed_peers)),
         (
             "signals",
             (

@@ -53,6 +53,24 @@ def in_config(subject: Subject) -> Iterator[Finding]:
                 yield problem(f"{where}[{shown(name)}] is {shown(value)}: vLLM does not start", wrong)
 
 
+def allowed_peers(subject: Subject) -> Iterator[Finding]:
+    """Whom a request may have the instance connect to. vLLM asks no ``kv_role`` before it does."""
+    observed = next((connector for connector in subject.nixl if subject.is_instrumented(connector)), None)
+    if observed is None or not subject.settings.enabled:
+        return
+    if (allowed := subject.settings.allowed_peers) is not None:
+        yield fine(f"allowed_peers is {shown(list(allowed))}")
+        return
+    telemetry = observed.telemetry if isinstance(observed.telemetry, Mapping) else {}
+    # A value that is wrong was found already.
+    if "allowed_peers" not in telemetry and variable_of("allowed_peers") not in subject.environ:
+        yield note(
+            "allowed_peers is not set: what remote_host of a client's request names is connected to, and whoever asks "
+            "is told the metadata of the KV's memory",
+            f"set {variable_of('allowed_peers')} to the networks of your instances, for example 10.0.0.0/8",
+        )
+
+
 def switched_off(subject: Subject) -> Iterator[Finding]:
     """What was switched off on purpose, or was it."""
     if not subject.settings.enabled:
