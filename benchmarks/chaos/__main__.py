@@ -85,7 +85,7 @@ def _brief(observation: Observation) -> str:
         f"{name} {tally.served} of {tally.sent}{f' {dict(tally.failures)}' if tally.failures else ''}"
         for name, tally in (("before", cut.before), ("during", cut.during), ("after", cut.after))
     )
-    named = f"named by {observation.named.signal}; " if observation.named else ""
+    named = f"named by {observation.named[0].signal}; " if observation.named else ""
     seconds = observation.recovery_seconds
     recovered = "not recovered" if seconds is None else f"recovered in {seconds:.1f} s"
     healed = "" if observation.healed else "; the telemetry is not well"

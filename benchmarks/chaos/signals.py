@@ -23,20 +23,17 @@ class Signal(Protocol):
 
 
 class Named(NamedTuple):
-    """The signal that named a fault."""
+    """A signal that named a fault."""
 
     signal: str
     seconds: float
     """After its begin."""
 
 
-def first_named(signals: Iterable[Signal], track: Track) -> Named | None:
-    """The first signal of a list that was seen, the most telling ones being first."""
-    for signal in signals:
-        seconds = signal.seen_after(track)
-        if seconds is not None:
-            return Named(str(signal), seconds)
-    return None
+def seen(signals: Iterable[Signal], track: Track) -> list[Named]:
+    """The signals of a list that were seen, in its order."""
+    found = ((signal, signal.seen_after(track)) for signal in signals)
+    return [Named(str(signal), seconds) for signal, seconds in found if seconds is not None]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from benchmarks.chaos.faults import Fault, staged
 from benchmarks.chaos.identity import Account, MissingMetricError, accounts
 from benchmarks.chaos.load import Load, Phases, phases, recovery_seconds
 from benchmarks.chaos.scene import Scene, Sizes
-from benchmarks.chaos.signals import Named, first_named
+from benchmarks.chaos.signals import Named, seen
 from benchmarks.chaos.watch import DECODE, PREFILL, Watch, scrape
 from nixl_telemetry.testbed import MetricsSnapshot, ProcessError
 
@@ -38,7 +38,8 @@ class Observation:
     """``None`` where it did not recover."""
     sizes: tuple[Sizes, Sizes]
     """Before the fault, and after everything."""
-    named: Named | None = None
+    named: Sequence[Named] = ()
+    """The signals that named it, the most telling one first."""
     accounts: Sequence[Account] = ()
     missing: str = ""
     """The series that an account needs and that is not there."""
@@ -81,7 +82,7 @@ def observe(fault: Fault, scene: Scene) -> Observation:
         phases(outcomes, begin, end),
         recovery_seconds(outcomes, end, NEEDED, LIMIT_SECONDS),
         (before, scene.sizes()),
-        first_named(fault.named_by(scene.mode), track) if scene.instrumented else None,
+        seen(fault.named_by(scene.mode), track) if scene.instrumented else (),
         found,
         missing,
         healed or not scene.instrumented,

@@ -34,7 +34,7 @@ from benchmarks.chaos.load import (
 )
 from benchmarks.chaos.proxy import SideChannelProxy
 from benchmarks.chaos.scene import Sizes
-from benchmarks.chaos.signals import Down, Logged, Named, Rise, Silence, Slow, first_named
+from benchmarks.chaos.signals import Down, Logged, Named, Rise, Silence, Slow, seen
 from benchmarks.chaos.trial import Observation
 from benchmarks.chaos.watch import Look, Track
 from benchmarks.load import Request
@@ -260,10 +260,10 @@ def test_a_counter_that_rose(values: tuple[float | None, ...], expected: float |
 
 def test_only_the_labels_that_are_asked_for_count() -> None:
     looks = [Look(float(at), MetricsSnapshot(f'n{{a="x"}} {at}\nn{{a="y"}} 0\n'), {}) for at in range(4)]
-    seen = Track(0.5, 1.0, {"P": looks})
+    looked = Track(0.5, 1.0, {"P": looks})
 
-    assert Rise("P", "n", {"a": "x"}).seen_after(seen) == 0.5
-    assert Rise("P", "n", {"a": "y"}).seen_after(seen) is None
+    assert Rise("P", "n", {"a": "x"}).seen_after(looked) == 0.5
+    assert Rise("P", "n", {"a": "y"}).seen_after(looked) is None
     assert str(Rise("P", "n", {"a": "x"})) == 'n{a="x"} at P'
 
 
@@ -272,18 +272,18 @@ def test_a_histogram_above_an_edge() -> None:
         Look(float(at), MetricsSnapshot(f'h_bucket{{le="5.0"}} {at}\nh_count {at + (at >= 3)}\n'), {})
         for at in range(5)
     ]
-    seen = Track(0.5, 1.0, {"P": looks})
+    looked = Track(0.5, 1.0, {"P": looks})
 
-    assert Slow("P", "h", above="5.0").seen_after(seen) == 2.5
+    assert Slow("P", "h", above="5.0").seen_after(looked) == 2.5
     assert str(Slow("P", "h", above="5.0")) == "h above 5 s at P"
 
 
 def test_a_log_event() -> None:
     looks = [Look(float(at), None, {"nixl.lease.expired": 1} if at in {0, 3} else {}) for at in range(5)]
-    seen = Track(0.5, 1.0, {"P": looks})
+    looked = Track(0.5, 1.0, {"P": looks})
 
-    assert Logged("P", "nixl.lease.expired").seen_after(seen) == 2.5
-    assert Logged("P", "nixl.transfer.failed").seen_after(seen) is None
+    assert Logged("P", "nixl.lease.expired").seen_after(looked) == 2.5
+    assert Logged("P", "nixl.transfer.failed").seen_after(looked) is None
 
 
 def test_an_instance_that_does_not_answer() -> None:
@@ -305,11 +305,11 @@ def test_a_counter_that_stands_still(values: tuple[float, ...], expected: float 
 
 def test_the_most_telling_signal_names_a_fault() -> None:
     """Not the quickest one."""
-    seen = track(0, 0, 0, None, 1)
+    looks = track(0, 0, 0, None, 1)
+    rose, other, down = Rise("P", "n_total"), Rise("P", "m_total"), Down("P")
 
-    assert first_named([Rise("P", "n_total"), Down("P")], seen) == Named("n_total at P", 1.5)
-    assert first_named([Rise("P", "m_total"), Down("P")], seen) == Named("up == 0 of P", 0.5)
-    assert first_named([Rise("P", "m_total")], seen) is None
+    assert seen([rose, other, down], looks) == [Named("n_total at P", 1.5), Named("up == 0 of P", 0.5)]
+    assert seen([other], looks) == []
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
@@ -346,13 +346,16 @@ def observation(**changes: Any) -> Observation:
         "phases": cut,
         "recovery_seconds": 1.234,
         "sizes": (Sizes(2000.0, 90), Sizes(2001.5, 91)),
-        "named": Named('nixl_lease_duration_seconds_count{outcome="expired"} at P', 31.25),
+        "named": [
+            Named('nixl_lease_duration_seconds_count{outcome="expired"} at P', 31.25),
+            Named("up == 0 of D", 1.0),
+        ],
         "accounts": [Account("leases of P", "opened", {"opened": 3, "released": 2, "expired": 1, "held": 0})],
     }
     return Observation(**(values | changes))
 
 
-STOCK = observation(named=None, accounts=())
+STOCK = observation(named=(), accounts=())
 
 
 def test_an_entry_has_the_schema() -> None:
@@ -379,7 +382,7 @@ def test_an_entry_has_the_schema() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"named": None}, "no signal named it"),
+        ({"named": ()}, "no signal named it"),
         ({"accounts": ()}, "there are none"),
         ({"accounts": (), "missing": "P has no nixl_leases_held"}, "P has no nixl_leases_held"),
         ({"accounts": [Account("leases of P", "opened", {"opened": 3, "held": 1})]}, "do not add up: leases of P"),
@@ -422,7 +425,7 @@ def test_a_run_of_some_faults_keeps_the_others_of_the_same_machine(tmp_path: Pat
 
 
 def test_the_page_has_every_fault_and_what_is_wrong() -> None:
-    good, bad = report.entry(observation(), STOCK), report.entry(observation(named=None), STOCK)
+    good, bad = report.entry(observation(), STOCK), report.entry(observation(named=()), STOCK)
 
     made = page.make(report.merge({}, ANYWHERE, {"kill_d.pull": good, "kill_d.push": bad}))
 
