@@ -87,6 +87,12 @@ class Settings(BaseModel):
         2.0, ge=0, le=30, description="How long a process that ends may wait for spans to be exported. Seconds."
     )
 
+    watchdog_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="What waits longer than this is logged once: a request of the decode side for its KV, and either "
+        "half of a push for the other. `0`: nothing is. Seconds.",
+    )
     listener: bool = Field(
         True,
         description="Answer handshakes by a listener that survives what is no query. `false`: by vLLM's own, which one "

@@ -31,12 +31,17 @@ from nixl_telemetry.signals.semconv import (
     ConflictSource,
     ErrorType,
     EventName,
+    InvalidKv,
     Kept,
     LeaseOutcome,
     Purpose,
+    PushSide,
+    RegistrationEvent,
     RequestResult,
+    RequestRole,
     Signal,
     SpanName,
+    WaitsFor,
 )
 from nixl_telemetry.signals.traces import SCOPE
 
@@ -184,8 +189,10 @@ SPANS: Final = {
             "RECEIVE_OBSERVATION_DELAY",
             "RECEIVE_REMOTE_DURATION",
             "RECEIVE_NOTIFICATION_DURATION",
+            "LEASE_REMAINING",
         ),
         ("ERROR_TYPE",),
+        (EventName.RECEIVE_WAITING,),
     ),
     SpanName.LEASE: SpanDoc(
         "producer",
@@ -193,6 +200,13 @@ SPANS: Final = {
         "frees them, because the decode side has them or the lease expired.",
         ("REQUEST_ID", "LEASE_BLOCKS", "LEASE_OUTCOME"),
         ("ERROR_TYPE",),
+    ),
+    SpanName.TRIPWIRE: SpanDoc(
+        "internal, without duration",
+        "A request tripped a wire: its KV may be invalid, or it says nothing of its KV. The event says what.",
+        ("REQUEST_ID", "INVALID_KV_REASON", "REQUEST_ROLE"),
+        ("ERROR_TYPE",),
+        (EventName.INVALID_KV, EventName.WITHOUT_TRANSFER_PARAMS),
     ),
 }
 
@@ -207,6 +221,7 @@ Where a request is traced from, say by the router's `traceparent`, its spans on 
 | `nixl.transfer` in pull (D) | `nixl.receive` | |
 | `nixl.transfer` in push (P) | D's `nixl.receive` | `nixl.lease` |
 | `nixl.block` | `nixl.transfer` | |
+| `nixl.tripwire` | the request, as vLLM's own span of it, or `nixl.lease` | |
 
 vLLM hands a request's `traceparent` to its connectors only with `--otlp-traces-endpoint`.
 Without it, and without a `traceparent` from the client, `nixl.lease` begins a trace and `nixl.receive` is its child, so
@@ -239,6 +254,38 @@ LOG_EVENTS: Final = {
     EventName.RECEIVE_FAILED: LogDoc("error", "a request did not get its remote KV"),
     EventName.LEASE_FINISHED: LogDoc("debug", "the decode side has the KV"),
     EventName.LEASE_EXPIRED: LogDoc("warning", "KV was freed though nobody had fetched it"),
+    EventName.LEASES_OVERDUE: LogDoc(
+        "warning", "leases are held 2 s and more beyond their deadline; at most one line in 10 s"
+    ),
+    EventName.RECEIVE_WAITING: LogDoc(
+        "warning",
+        "a request has waited for its KV longer than `watchdog_seconds`: for what, from whom and since when; once for "
+        "each, at most 20 in a second",
+    ),
+    EventName.PUSH_UNMATCHED: LogDoc(
+        "warning",
+        "on the prefill side, one half of a push has waited for the other longer than `watchdog_seconds`; once for "
+        "each, at most 20 in a second",
+    ),
+    EventName.PUSH_IDS_DIFFER: LogDoc(
+        "error",
+        "both halves have waited so long, under different ids: no `X-Request-Id` is shared; once for each decode "
+        "instance",
+    ),
+    EventName.PUSH_FAILED: LogDoc(
+        "error",
+        "the prefill side's handshake with a decode instance failed, and so does a push to it, of which the decode "
+        "instance is not told; `nixl.remote.request.id` is the decode instance's request",
+    ),
+    EventName.INVALID_KV: LogDoc("error", "see `nixl_invalid_kv_total`; at most 10 lines in a second"),
+    EventName.WITHOUT_TRANSFER_PARAMS: LogDoc(
+        "warning", "see `nixl_requests_without_transfer_params_total`; at most one line in a minute"
+    ),
+    EventName.PEER_SLOW: LogDoc(
+        "warning",
+        "16 large transfers with a peer were slower by 4 times than the best 16 before, or than the latest 16 with a "
+        "peer on the same host; once for each peer",
+    ),
     EventName.MODE_CONFLICT: LogDoc(
         "warning", "the first conflict of each source and mode; the metric counts them all"
     ),
@@ -253,12 +300,18 @@ NOT_EVENTS: Final = {EventName.ENFORCEMENT_OFF}
 SPAN_EVENTS: Final = {
     EventName.MODE_CONFLICT: ("MODE_CONFLICT_SOURCE", "MODE_CONFLICT_EXPECTED", "MODE_CONFLICT_FOUND"),
     EventName.UNCOVERED_DIFFERENCE: ("COMPAT_UNCOVERED",),
+    EventName.RECEIVE_WAITING: ("RECEIVE_WAITS_FOR", "RECEIVE_WAITING"),
+    EventName.INVALID_KV: ("REQUEST_ID", "INVALID_KV_REASON"),
+    EventName.WITHOUT_TRANSFER_PARAMS: ("REQUEST_ID", "REQUEST_ROLE"),
 }
 """Attributes of each span event."""
 
 EVENT_MEANINGS: Final = {
     EventName.MODE_CONFLICT: "another transfer mode was met than the connector's own",
     EventName.UNCOVERED_DIFFERENCE: "the peer differs in what the hash does not cover; the log line says in what way",
+    EventName.RECEIVE_WAITING: "the request had waited longer than `watchdog_seconds` by then",
+    EventName.INVALID_KV: "the request's KV may have been another's, or was not loaded",
+    EventName.WITHOUT_TRANSFER_PARAMS: "the request does not say what is to become of its KV, or where it is",
 }
 """What each span event says."""
 
@@ -269,13 +322,28 @@ CONFLICT_CONTEXT: Final = {
 }
 """What the log line of a mode conflict has besides the event's attributes, by where the other mode was met."""
 
-REQUEST_KEYS: Final = ("HANDSHAKE_REQUEST_RESULT", "CLIENT_ADDRESS", "CLIENT_PORT", "HANDSHAKE_REQUEST_COUNT")
-"""Attributes of the line on refused requests."""
+_PEER_KEYS: Final = ("REMOTE_ENGINE_ID", "SERVER_ADDRESS", "SERVER_PORT")
+WATCH_KEYS: Final = {
+    EventName.HANDSHAKE_REQUEST_REFUSED: (
+        *("HANDSHAKE_REQUEST_RESULT", "CLIENT_ADDRESS", "CLIENT_PORT", "HANDSHAKE_REQUEST_COUNT"),
+    ),
+    EventName.RECEIVE_WAITING: (
+        *("REQUEST_ID", "REMOTE_REQUEST_ID", *_PEER_KEYS, "RECEIVE_WAITS_FOR", "RECEIVE_WAITING"),
+    ),
+    EventName.LEASES_OVERDUE: ("LEASE_COUNT", "LEASE_BLOCKS", "REQUEST_ID"),
+    EventName.PUSH_UNMATCHED: ("PUSH_SIDE", "REQUEST_ID", "REMOTE_REQUEST_ID", *_PEER_KEYS, "PUSH_WAITING"),
+    EventName.PUSH_IDS_DIFFER: ("REQUEST_ID", "REMOTE_REQUEST_ID", *_PEER_KEYS),
+    EventName.PUSH_FAILED: ("REQUEST_ID", "REMOTE_REQUEST_ID", *_PEER_KEYS, "ERROR_TYPE"),
+    EventName.PEER_SLOW: (*_PEER_KEYS, "PEER_BANDWIDTH", "PEER_BANDWIDTH_BEFORE"),
+}
+"""Attributes of lines that are of no finished operation."""
 
 LOG_KEYS: Final = (
     ("event", "the event"),
     ("duration_s", "float, seconds; of the operation"),
-    ("message", "what went wrong, for a person; set with `error.type`"),
+    ("message", "what went wrong, or what to do, for a person"),
+    ("since", "time in UTC; since when a request waits for what it waits for"),
+    ("overdue_s", "float, seconds; how long the oldest lease is overdue"),
     ("trace_id", "32 hex digits; where a span was made"),
     ("span_id", "16 hex digits; where a span was made"),
 )
@@ -495,8 +563,13 @@ def _spans() -> Iterator[str]:
         (attribute("LEASE_OUTCOME"), LeaseOutcome),
         (attribute("BLOCK_DETAIL"), BlockDetail),
         (attribute("KEPT"), Kept),
+        (attribute("RECEIVE_WAITS_FOR"), WaitsFor),
+        (attribute("PUSH_SIDE"), PushSide),
+        (attribute("INVALID_KV_REASON"), InvalidKv),
+        (attribute("REQUEST_ROLE"), RequestRole),
         (attribute("MODE_CONFLICT_SOURCE"), ConflictSource),
         (attribute("COMPAT_SOURCE"), Source),
+        ("event", RegistrationEvent),
         ("signal", Signal),
     )
     yield table(("of", "value", "meaning"), _value_rows(sets))
@@ -514,7 +587,8 @@ def _attribute_table(constants: Sequence[str], docs: dict[str, str]) -> str:
     def meaning(constant: str) -> str:
         text = sentence(docs[constant]).replace("an `ErrorType`", "an [error type](#error-types)")
         return re.sub(
-            r"an? `(Purpose|RequestResult|ConflictSource|LeaseOutcome|BlockDetail|Kept)`",
+            r"an? `(Purpose|RequestResult|ConflictSource|LeaseOutcome|BlockDetail|Kept"
+            r"|WaitsFor|PushSide|InvalidKv|RequestRole)`",
             "one of the [values](#values)",
             text,
         )
@@ -552,8 +626,9 @@ def _logs() -> Iterator[str]:
     yield f"`{EventName.MODE_CONFLICT}` has the attributes of the span event, and by its source:\n"
     yield table(("source", "more keys"), _conflict_rows())
     yield f"`{semconv.CODE_CLASS}` is on log lines only: {attributes()['CODE_CLASS']}\n"
-    yield f"`{EventName.HANDSHAKE_REQUEST_REFUSED}` has, beside its message:\n"
-    yield _attribute_table(REQUEST_KEYS, attributes())
+    for event, keys in WATCH_KEYS.items():
+        yield f"`{event}` has, beside its message:\n"
+        yield _attribute_table(keys, attributes())
     yield "Keys that are no attributes:\n"
     yield table(("key", "meaning"), ((f"`{name}`", text) for name, text in LOG_KEYS))
     yield (

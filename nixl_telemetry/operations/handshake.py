@@ -19,6 +19,8 @@ from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer, is_listening
+from nixl_telemetry.operations.peer_traffic import PeerTraffic
+from nixl_telemetry.operations.receive import Receive
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes, AttributeValue
 from nixl_telemetry.signals.catalogue import HANDSHAKE_BYPASSED, HANDSHAKE_DURATION, HANDSHAKE_REJECTIONS
@@ -82,6 +84,8 @@ class Handshake:
     conflict: ModeConflict | None = None
     waiters: Sequence[SpanContext] = ()
     """The requests that wait for it, in order. A heartbeat may have asked for it before the first one did."""
+    peers: PeerTraffic | None = None
+    """Who counts by peer."""
     remote_hash: str | None = None
     """The peer's; of ranks with several the first that differs from ours."""
     statement: Statement | None = None
@@ -198,6 +202,8 @@ class Handshake:
 
     def _record(self) -> None:
         self.telemetry.record(HANDSHAKE_DURATION, self.error or "", value=self.duration_s)
+        if self.peers is not None:
+            self.peers.shook_hands(self.peer, self.error)
         factor = self.explanation.factor if self.explanation else UNKNOWN_FACTOR
         if self.error is ErrorType.COMPAT_MISMATCH:
             self.telemetry.record(HANDSHAKE_REJECTIONS, factor)
@@ -345,6 +351,12 @@ class Current(threading.local):
     """The receive of the peer for whose registration it posts."""
     lease: SpanContext | None = None
     """The lease on what it posts."""
+    receive: Receive | None = None
+    """The request of this instance for which it acts."""
+    push: tuple[str, str] | None = None
+    """The request whose KV it is about to push: its id here, and at the peer."""
+    met: bool = False
+    """Whether the registration that it looks at has met its request's blocks."""
 
 
 class Waiters:

@@ -3,6 +3,7 @@
 """The life cycle of a lease: the prefill side holds a finished request's KV blocks until the decode side has them."""
 
 import logging
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,11 +12,24 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
-from nixl_telemetry.signals.catalogue import LEASE_DURATION, LEASE_OUTCOMES, TELEMETRY_DROPPED
+from nixl_telemetry.signals.catalogue import (
+    LEASE_BLOCKS_HELD,
+    LEASE_DURATION,
+    LEASE_OUTCOMES,
+    LEASES_HELD,
+    LEASES_OPENED,
+    LEASES_OVERDUE,
+    TELEMETRY_DROPPED,
+)
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, LogLine, Span
+from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.semconv import ErrorType, EventName, LeaseOutcome, Signal, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
+
+_GRACE_NS: Final = 2_000_000_000
+"""vLLM frees blocks in its next step, with a deadline of each worker's own: only what is later than that is overdue."""
+_LOG_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -29,6 +43,8 @@ class Lease:
     """Of the request that was prefilled."""
     context: SpanContext | None
     """Of the lease's own span; ``None`` where nothing exports spans."""
+    deadline_ns: int = 0
+    """When vLLM is to free the blocks if nobody fetches them; 0 where that is not known."""
     start_ns: int = field(default_factory=now_ns)
     end_ns: int = 0
     outcome: LeaseOutcome = LeaseOutcome.RELEASED
@@ -73,17 +89,44 @@ class LeaseTable:
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
         self._leases: dict[str, Lease] = {}
+        self._overdue = 0
+        self._logged_at = -_LOG_SECONDS
+        telemetry.watch(self._look)
 
     @guarded
-    def open(self, request_id: str, blocks: int, parent: SpanContext | None) -> Lease | None:
-        """vLLM holds the blocks of a finished request for the decode side; the lease, if it is followed."""
+    def open(
+        self, request_id: str, blocks: int, parent: SpanContext | None, granted_s: float | None = None
+    ) -> Lease | None:
+        """vLLM holds the blocks of a finished request for the decode side; the lease, if it is followed.
+
+        Args:
+            request_id: The request.
+            blocks: How many.
+            parent: Of the request that was prefilled.
+            granted_s: For how long, if nobody renews it; ``None`` where that is not known. Seconds.
+        """
         if len(self._leases) >= self.LIMIT:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
             return None
         spans = self.telemetry.spans
         context = spans.new_context(parent, SpanName.LEASE, SpanKind.PRODUCER) if spans.is_exporting else None
-        lease = self._leases[request_id] = Lease(request_id, blocks, parent, context)
+        lease = self._leases[request_id] = Lease(request_id, blocks, parent, context, _deadline_ns(granted_s))
+        self.telemetry.record_all(
+            ((LEASES_OPENED, (), 1), (LEASES_HELD, (), 1), (LEASE_BLOCKS_HELD, (), blocks)),
+        )
+        self.telemetry.ensure_watched()
         return lease
+
+    def find(self, request_id: str) -> Lease | None:
+        """The lease on a request's blocks, if it is followed."""
+        return self._leases.get(request_id)
+
+    @guarded
+    def renew(self, request_id: str, remaining_s: float) -> None:
+        """A heartbeat of the decode side has renewed it."""
+        lease = self._leases.get(request_id)
+        if lease is not None:
+            lease.deadline_ns = max(lease.deadline_ns, _deadline_ns(remaining_s))
 
     @guarded
     def close(self, request_ids: Collection[str], expired: Collection[str]) -> None:
@@ -103,9 +146,36 @@ class LeaseTable:
     def _end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         lease.end_ns = now_ns()
         lease.outcome = outcome
+        updates: list[Update] = [(LEASES_HELD, (), -1), (LEASE_BLOCKS_HELD, (), -lease.blocks)]
         if outcome in LEASE_OUTCOMES:
-            self.telemetry.record(LEASE_DURATION, outcome, value=lease.duration_s)
+            updates.append((LEASE_DURATION, (outcome,), lease.duration_s))
+        self.telemetry.record_all(updates)
         self.telemetry.emit(lease.describe)
+
+    @guarded
+    def _look(self) -> None:
+        """Count those whose deadline has passed, on the export thread."""
+        now = now_ns()
+        overdue = [lease for lease in list(self._leases.values()) if 0 < lease.deadline_ns < now - _GRACE_NS]
+        if len(overdue) != self._overdue:
+            self.telemetry.record(LEASES_OVERDUE, value=len(overdue) - self._overdue)
+        if len(overdue) > self._overdue and time.monotonic() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = time.monotonic()
+            first = min(overdue, key=lambda lease: lease.deadline_ns)
+            attributes: dict[str, AttributeValue] = {
+                semconv.LEASE_COUNT: len(overdue),
+                semconv.LEASE_BLOCKS: sum(lease.blocks for lease in overdue),
+                semconv.REQUEST_ID: first.request_id,
+                "overdue_s": round((now - first.deadline_ns) / 1e9, 1),
+                "message": "vLLM holds these blocks beyond the deadline; an engine that takes no step frees none",
+            }
+            line = LogLine(EventName.LEASES_OVERDUE, logging.WARNING, attributes)
+            self.telemetry.emit(lambda: Description(log=line))
+        self._overdue = len(overdue)
+
+
+def _deadline_ns(remaining_s: float | None) -> int:
+    return now_ns() + int(remaining_s * 1e9) if remaining_s is not None else 0
 
 
 class Deliveries:

@@ -5,6 +5,7 @@
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from opentelemetry.trace import SpanContext, SpanKind
@@ -13,10 +14,19 @@ from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
-from nixl_telemetry.signals.catalogue import RECEIVE_WAIT, TELEMETRY_DROPPED
-from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.description import Description, Span
-from nixl_telemetry.signals.semconv import ErrorType, EventName, ReceiveOutcome, Signal, SpanName, TransferMode
+from nixl_telemetry.signals.catalogue import LEASE_REMAINING, PUSH_REGISTRATIONS, RECEIVE_WAIT, TELEMETRY_DROPPED
+from nixl_telemetry.signals.clock import now_ns, unix_offset_ns
+from nixl_telemetry.signals.description import Description, Event, LogLine, Span
+from nixl_telemetry.signals.semconv import (
+    ErrorType,
+    EventName,
+    ReceiveOutcome,
+    RegistrationEvent,
+    Signal,
+    SpanName,
+    TransferMode,
+    WaitsFor,
+)
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 
@@ -28,10 +38,35 @@ class Origin:
     """Of the request, as the client or router sent it."""
     lease: SpanContext | None = None
     """Of the peer's lease on the KV."""
+    lease_deadline: float | None = None
+    """When that lease ends unless it is renewed, by the clock of the peer's scheduler. Seconds."""
 
 
 NO_ORIGIN: Final = Origin()
 """Of a request that came without a trace."""
+
+_TOLD_AT_ONCE: Final = 20
+"""Log lines about long waits in one second: a peer that is gone may leave thousands waiting."""
+
+_HINTS: Final = {
+    (TransferMode.PULL, WaitsFor.HANDSHAKE): "the prefill instance does not answer the handshake",
+    (TransferMode.PULL, WaitsFor.QUEUE): "the engine has not turned to the request",
+    (
+        TransferMode.PULL,
+        WaitsFor.TRANSFER,
+    ): "NIXL has not finished reading: the network or the peer is gone",
+    (TransferMode.PULL, WaitsFor.NOTIFICATION): "the blocks are here, and the worker has not reported them",
+    (TransferMode.PUSH, WaitsFor.HANDSHAKE): "the prefill instance does not answer the handshake",
+    (TransferMode.PUSH, WaitsFor.QUEUE): "the push writer's thread has not turned to the request",
+    (TransferMode.PUSH, WaitsFor.REGISTRATION): "the registration cannot be sent",
+    (
+        TransferMode.PUSH,
+        WaitsFor.NOTIFICATION,
+    ): "the prefill instance has the registration and has not written: its log "
+    "tells whether it rejected this instance (nixl.push.failed), or has no request with this id (nixl.push.unmatched); "
+    "the router must send the same X-Request-Id to both",
+}
+"""What to look at, by mode and by what is waited for."""
 
 
 @dataclass(slots=True)
@@ -61,6 +96,14 @@ class Receive:
     end_ns: int = 0
     error: ErrorType | None = None
     message: str = ""
+    wants_handshake: bool = False
+    """Whether it needs one that was not had before."""
+    lease_remaining_s: float | None = None
+    """What was left of the peer's lease when reading began. Seconds."""
+    ids_differ: bool = False
+    """In push: whether the peer has its half under an id that can never match this one's."""
+    long_wait: Event | None = None
+    """That it has waited so long that the log tells of it."""
 
     @property
     def parent(self) -> SpanContext | None:
@@ -78,6 +121,29 @@ class Receive:
         if self.error is None:
             return ReceiveOutcome.RECEIVED
         return ReceiveOutcome.TIMEOUT if self.error is ErrorType.TIMEOUT else ReceiveOutcome.FAILED
+
+    @property
+    def waits_for(self) -> tuple[WaitsFor, int]:
+        """What it is waiting for, and since when."""
+        is_push = self.telemetry.mode is TransferMode.PUSH
+        if not self.turn_ns:
+            if self.wants_handshake and not self.ready_ns:
+                return WaitsFor.HANDSHAKE, self.start_ns
+            return WaitsFor.QUEUE, self.ready_ns or self.start_ns
+        if not self.posted_ns:
+            return WaitsFor.REGISTRATION if is_push else WaitsFor.TRANSFER, self.turn_ns
+        if is_push:
+            return WaitsFor.NOTIFICATION, self.posted_ns
+        return (WaitsFor.NOTIFICATION, self.done_ns) if self.done_ns else (WaitsFor.TRANSFER, self.posted_ns)
+
+    def reads(self, lease_remaining_s: float | None) -> None:
+        """The first of its transfers is about to be posted, or its registration to be sent."""
+        if self.turn_ns:
+            return
+        self.turn_ns = now_ns()
+        if lease_remaining_s is not None:
+            self.lease_remaining_s = lease_remaining_s
+            self.telemetry.record(LEASE_REMAINING, value=lease_remaining_s)
 
     def fail(self, error: ErrorType, message: str) -> None:
         """Something that it needs failed; the first failure is its error."""
@@ -104,17 +170,42 @@ class Receive:
             self.telemetry.record(RECEIVE_WAIT, self.outcome, value=self.duration_s)
         self.telemetry.emit(self.describe)
 
-    def describe(self) -> Description:
-        """The span and the log line."""
-        attributes: dict[str, AttributeValue] = {
+    def tell_long_wait(self) -> None:
+        """Log what it waits for, from whom and since when."""
+        waits_for, since_ns = self.waits_for
+        now = now_ns()
+        keys: dict[str, AttributeValue] = {
+            semconv.RECEIVE_WAITS_FOR: waits_for,
+            semconv.RECEIVE_WAITING: round((now - self.start_ns) / 1e9, 3),
+        }
+        self.long_wait = Event(EventName.RECEIVE_WAITING, now, keys)
+        since = datetime.fromtimestamp((unix_offset_ns() + since_ns) / 1e9, UTC).isoformat(timespec="milliseconds")
+        attributes = {**self._identity(), **keys, "since": since, "message": self._hint(waits_for)}
+        line = LogLine(EventName.RECEIVE_WAITING, logging.WARNING, attributes)
+        self.telemetry.emit(lambda: Description(log=line))
+
+    def _hint(self, waits_for: WaitsFor) -> str:
+        if self.ids_differ:
+            return (
+                "the request has another id on the prefill side, and push pairs the two by it: whoever sends them must "
+                "send the same X-Request-Id to both"
+            )
+        return _HINTS[self.telemetry.mode, waits_for]
+
+    def _identity(self) -> dict[str, AttributeValue]:
+        return {
             semconv.REQUEST_ID: self.request_id,
             semconv.REMOTE_REQUEST_ID: self.remote_request_id,
             semconv.REMOTE_ENGINE_ID: self.peer.engine_id,
             semconv.SERVER_ADDRESS: self.peer.host,
             semconv.SERVER_PORT: self.peer.port,
-            semconv.RECEIVE_BLOCKS: self.blocks,
-            **self._durations(),
         }
+
+    def describe(self) -> Description:
+        """The span and the log line."""
+        attributes = {**self._identity(), semconv.RECEIVE_BLOCKS: self.blocks, **self._durations()}
+        if self.lease_remaining_s is not None:
+            attributes[semconv.LEASE_REMAINING] = self.lease_remaining_s
         settings = self.telemetry.settings
         span = Span(
             SpanName.RECEIVE,
@@ -124,6 +215,7 @@ class Receive:
             attributes,
             self.error,
             self.message,
+            events=(self.long_wait,) if self.long_wait else (),
             context=self.context,
             parent=self.parent,
             links=(self.origin.lease,) if self.origin.lease else (),
@@ -178,6 +270,7 @@ class ReceiveTable:
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
         self._receives: dict[str, Receive] = {}
+        telemetry.watch(self._look)
 
     def start(self, request_id: str, remote_request_id: str, peer: Peer, blocks: int, origin: Origin) -> Receive:
         """A worker is asked for a request's KV."""
@@ -189,6 +282,7 @@ class ReceiveTable:
         if spans.is_exporting:
             receive.context = spans.new_context(receive.parent, SpanName.RECEIVE, SpanKind.CONSUMER)
         self._receives[request_id] = receive
+        self.telemetry.ensure_watched()
         return receive
 
     def find(self, request_id: str) -> Receive | None:
@@ -204,18 +298,28 @@ class ReceiveTable:
                 if error is None:
                     continue
                 receive.fail(error, message)
+                if receive.blocks and self.telemetry.mode is TransferMode.PUSH:
+                    self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.FAILED)
                 if not receive.blocks:
                     # vLLM has nothing to report for it.
                     self._end(receive.request_id, failed=True)
 
     @guarded
-    def finish(self, request_ids: Iterable[str], failed: Collection[str] | None) -> None:
-        """The worker reports these requests, some of them as failed; ``None`` where vLLM does not say which."""
+    def finish(self, request_ids: Iterable[str], failed: Collection[str] | None) -> list[str]:
+        """The worker reports these requests, some of them as failed; ``None`` where vLLM does not say which.
+
+        Returns:
+            Those that ended without their KV.
+        """
+        without = []
         for request_id in request_ids:
             receive = self._receives.get(request_id)
             if receive is not None:
                 has_failed = receive.error is not None if failed is None else request_id in failed
                 self._end(request_id, failed=has_failed)
+                if has_failed:
+                    without.append(request_id)
+        return without
 
     @guarded
     def notified(self, request_id: str, is_peer_valid: bool) -> None:
@@ -234,6 +338,22 @@ class ReceiveTable:
     def shut_down(self) -> None:
         """The instance ends while requests wait."""
         self.abandon(self._receives, "the instance was shut down")
+
+    @guarded
+    def _look(self) -> None:
+        """Tell of those that wait long, each once, on the export thread."""
+        limit_ns = self.telemetry.settings.watchdog_seconds * 1e9
+        if not limit_ns:
+            return
+        latest = now_ns() - limit_ns
+        told = 0
+        # The oldest come first.
+        for receive in list(self._receives.values()):
+            if receive.start_ns > latest or told >= _TOLD_AT_ONCE:
+                return
+            if receive.long_wait is None and not receive.end_ns:
+                receive.tell_long_wait()
+                told += 1
 
     def _end(self, request_id: str, *, failed: bool, message: str = "vLLM reports that loading failed") -> None:
         receive = self._receives.pop(request_id, None)

@@ -7,7 +7,7 @@ NIXL times a handle (one for each request and remote rank), not a block, and vLL
 
 import logging
 import threading
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -19,6 +19,7 @@ from nixl_telemetry.operations.lease import Deliveries
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.operations.peer_traffic import PeerTraffic
 from nixl_telemetry.operations.receive import Receive
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
@@ -30,13 +31,16 @@ from nixl_telemetry.signals.catalogue import (
     TRANSFER_DESCRIPTORS,
     TRANSFER_DURATION,
     TRANSFER_OBSERVATION_DELAY,
+    TRANSFER_OLDEST,
     TRANSFERS_IN_FLIGHT,
+    TRANSFERS_POSTED,
 )
-from nixl_telemetry.signals.clock import now_ns
+from nixl_telemetry.signals.clock import now_ns, unix_offset_ns
 from nixl_telemetry.signals.description import Description, Span
 from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.semconv import (
+    DIRECTION_OF_MODE,
     MODE_OF_OPERATION,
     BlockDetail,
     ConflictSource,
@@ -83,9 +87,14 @@ class Request:
 
 
 class Current(threading.local):
-    """The request for which the calling thread is posting transfers."""
+    """What the calling thread asks the agent for."""
 
     request: Request | None = None
+    """The request for which it is posting transfers."""
+    notifications: int = 0
+    """Notifications that it has sent since it set this to 0."""
+    failed_notifications: int = 0
+    """Those that could not be sent."""
 
 
 class NixlResult(Protocol):
@@ -112,6 +121,7 @@ class Transfer:
     """One transfer."""
 
     telemetry: Telemetry
+    peers: PeerTraffic
     operation: str
     descriptors: int
     request: Request | None
@@ -156,6 +166,9 @@ class Transfer:
             self._hold_blocks(request)
             request.transfer_ended()
         self.telemetry.record_all(self._updates())
+        if request is not None and self.posted:
+            size_bytes = self.measured.size_bytes if self.measured is not None else 0
+            self.peers.transferred(request.peer, error, size_bytes, self.duration_s, self.end_ns)
         if not self.telemetry.emit(self.describe):
             self._take_moves()
         self.telemetry.audit(self.audit_record)
@@ -164,8 +177,8 @@ class Transfer:
         direction, duration_s = self.direction, self.duration_s
         labels = (direction,)
         updates: list[Update] = [(TRANSFER_DURATION, (direction, self.error or ""), duration_s)]
-        if self.posted:
-            updates.append((TRANSFERS_IN_FLIGHT, labels, -1))
+        # One that could not be prepared counts as posted, so that the numbers add up.
+        updates.append((TRANSFERS_IN_FLIGHT, labels, -1) if self.posted else (TRANSFERS_POSTED, labels, 1))
         if self.error is None:
             updates.append((TRANSFER_OBSERVATION_DELAY, labels, self.observation_delay_s))
             # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
@@ -231,6 +244,9 @@ class Transfer:
     def describe(self) -> Description:
         """The span and the log line."""
         moves = self._take_moves()
+        if self.request is not None and self.measured is not None:
+            size_bytes, duration_s = self.measured.size_bytes, self.measured.duration_s
+            self.peers.measure(self.request.peer, size_bytes, duration_s, self.observation_delay_s)
         attributes = self._attributes()
         slow_s = self.telemetry.settings.slow_transfer_seconds
         if self.moves_dropped:
@@ -306,8 +322,17 @@ class TransferTable:
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
         self.current: Final = Current()
+        self.peers: Final = PeerTraffic(telemetry)
+        self.on_notifications: Callable[[dict[str, list[bytes]]], object] = len
+        """Told of what peers have sent, by agent, on the thread that asks NIXL for it."""
         self._mode = ModeCheck(telemetry)
         self._transfers: dict[int, Transfer] = {}
+        telemetry.watch(self._look)
+
+    @guarded
+    def notified(self, notifications: dict[str, list[bytes]]) -> None:
+        """Peers have sent something."""
+        self.on_notifications(notifications)
 
     @guarded
     def start(self, operation: str, descriptors: Sized) -> Transfer:
@@ -318,7 +343,7 @@ class TransferTable:
             context = {semconv.TRANSFER_OPERATION: operation}
             conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
         request = self.current.request
-        transfer = Transfer(self.telemetry, operation, len(descriptors), request, conflict)
+        transfer = Transfer(self.telemetry, self.peers, operation, len(descriptors), request, conflict)
         if request is not None:
             transfer.is_first = not request.has_transfer
             request.has_transfer = True
@@ -348,7 +373,8 @@ class TransferTable:
         if transfer is not None and not transfer.posted:
             transfer.posted = True
             transfer.start_ns = now_ns()
-            self.telemetry.record(TRANSFERS_IN_FLIGHT, transfer.direction, value=1)
+            labels = (transfer.direction,)
+            self.telemetry.record_all(((TRANSFERS_POSTED, labels, 1), (TRANSFERS_IN_FLIGHT, labels, 1)))
 
     @guarded
     def posting_failed(self, handle: object, error: BaseException) -> None:
@@ -411,6 +437,13 @@ class TransferTable:
         """The handle is gone. A transfer that had not ended was cancelled."""
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
+
+    @guarded
+    def _look(self) -> None:
+        """Tell since when the oldest is in flight, on the export thread."""
+        starts = [one.start_ns for one in list(self._transfers.values()) if one.posted and not one.end_ns]
+        oldest = (min(starts) + unix_offset_ns()) / 1e9 if starts else 0.0
+        self.telemetry.record_state(TRANSFER_OLDEST, DIRECTION_OF_MODE[self.telemetry.mode], value=oldest)
 
     def _finish(self, handle: object, error: ErrorType, message: str) -> None:
         transfer = self._transfers.get(_key(handle))

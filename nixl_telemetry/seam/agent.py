@@ -78,6 +78,24 @@ class AgentHooks(_Stock):
         table.done(handle, result)
         return result
 
+    def send_notif(self, *args: Any, **kwargs: Any) -> Any:
+        """A notification is sent."""
+        current = self._nixl_telemetry.current
+        try:
+            result = super().send_notif(*args, **kwargs)
+        except BaseException:
+            current.failed_notifications += 1
+            raise
+        current.notifications += 1
+        return result
+
+    def get_new_notifs(self, *args: Any, **kwargs: Any) -> Any:
+        """vLLM asks what peers have sent, once per engine step."""
+        notifications = super().get_new_notifs(*args, **kwargs)
+        if notifications:
+            self._nixl_telemetry.notified(notifications)
+        return notifications
+
     def release_xfer_handle(self, handle: Any) -> Any:
         """A handle is released: done, failed or cancelled."""
         table = self._nixl_telemetry

@@ -6,7 +6,6 @@ To the workers it rides as an extra attribute of each step's connector metadata,
 not look at it. From the workers it comes as vLLM's ``KVConnectorWorkerMetadata``, which its NIXL connectors do not use.
 """
 
-from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.receive import Origin
+from nixl_telemetry.signals.semconv import InvalidKv
 
 _ATTRIBUTE: Final = "nixl_telemetry"
 
@@ -55,9 +55,25 @@ def has_notes(metadata: Any) -> bool:
 class WorkerNotes(KVConnectorWorkerMetadata):
     """Notes for the scheduler, of one step."""
 
-    expired: Set[str]
+    expired: set[str] = field(default_factory=set)
     """Requests whose lease expired, at any rank."""
+    renewed: dict[str, float] = field(default_factory=dict)
+    """Leases that a heartbeat renewed, and for how long they last now. Seconds."""
+    invalid: dict[str, InvalidKv] = field(default_factory=dict)
+    """Requests whose KV may have been read too late, by id."""
+    failed: set[str] = field(default_factory=set)
+    """Requests whose KV could not be received, at any rank."""
+
+    def __bool__(self) -> bool:
+        return bool(self.expired or self.renewed or self.invalid or self.failed)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Add another rank's."""
-        return WorkerNotes(self.expired | other.expired) if isinstance(other, WorkerNotes) else self
+        if not isinstance(other, WorkerNotes):
+            return self
+        return WorkerNotes(
+            self.expired | other.expired,
+            self.renewed | other.renewed,
+            self.invalid | other.invalid,
+            self.failed | other.failed,
+        )

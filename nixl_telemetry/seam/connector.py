@@ -14,7 +14,8 @@ from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
 from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_version
-from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks, WorkerObserver, payload_made
+from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks
+from nixl_telemetry.seam.worker_observer import WorkerObserver, payload_made
 from nixl_telemetry.settings import Settings, SettingsError
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.logger import logger
@@ -75,7 +76,7 @@ class _ConnectorHooks(_Stock):
             instrument(self.connector_worker, self._worker_hooks, self._worker_observer)
             instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
         else:
-            self._scheduler_observer = SchedulerObserver(telemetry, side)
+            self._scheduler_observer = SchedulerObserver(telemetry, side, self.kv_transfer_config)
             instrument(side, SchedulerHooks, self._scheduler_observer)
         self._telemetry = telemetry
 
@@ -91,7 +92,7 @@ class _ConnectorHooks(_Stock):
         """What the worker tells its scheduler, beside vLLM's own."""
         notes = super().build_connector_worker_meta()
         observer = self._worker_observer
-        if notes is None and observer is not None and observer.expired:
+        if notes is None and observer is not None and observer.news:
             notes = observer.notes_for_scheduler()
         return notes
 

@@ -7,6 +7,7 @@ target of the listener's thread, see listener.py.
 """
 
 import inspect
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from nixl_telemetry.operations.allowed_peers import AllowedPeers
@@ -14,13 +15,14 @@ from nixl_telemetry.operations.handshake_request import HandshakeRequests
 from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck
 from nixl_telemetry.operations.receive import Origin
+from nixl_telemetry.operations.tripwires import Tripwires
 from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
 from nixl_telemetry.seam.listener import PARAMETERS, HandshakeListener
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
 from nixl_telemetry.signals.propagation import CARRIER, extract, inject
-from nixl_telemetry.signals.semconv import ConflictSource, Signal, TransferMode
+from nixl_telemetry.signals.semconv import ConflictSource, InvalidKv, RequestRole, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 if TYPE_CHECKING:
@@ -29,6 +31,11 @@ else:
     _Stock = object
 
 _NOTES_LIMIT: Final = 1024
+_ROLES: Final = {"kv_producer": RequestRole.PREFILL, "kv_consumer": RequestRole.DECODE}
+_SERVED: Final = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+"""Names of vLLM's ``RequestStatus``: the client has an answer."""
+_DEADLINE: Final = "lease_deadline"
+"""Key of ours beside the trace context in ``kv_transfer_params``: when the lease ends, by the clock of this process."""
 _TEXT_LIMIT: Final = 256
 """Characters that are kept of what a request says: its parameters come from a client."""
 
@@ -39,14 +46,21 @@ class SchedulerObserver:
     Args:
         telemetry: The hub.
         scheduler: The stock scheduler.
+        config: vLLM's ``KVTransferConfig``.
     """
 
-    def __init__(self, telemetry: Telemetry, scheduler: Any) -> None:
+    def __init__(self, telemetry: Telemetry, scheduler: Any, config: Any) -> None:
         self.telemetry = telemetry
         self.updates = telemetry.updates
         self._mode = ModeCheck(telemetry)
         self._notes = StepNotes()
+        self._scheduler = scheduler
         self._leases = LeaseTable(telemetry)
+        self._tripwires = Tripwires(telemetry)
+        self._role = _ROLES.get(str(config.kv_role))
+        self._recomputes = getattr(config, "kv_load_failure_policy", "fail") == "recompute"
+        self._failed_loads: set[str] = set()
+        """Requests whose KV could not be received, until they end."""
         self.requests = HandshakeRequests(telemetry)
         self._expired: set[str] = set()
         self._origins: dict[str, Origin] = {}
@@ -65,6 +79,7 @@ class SchedulerObserver:
     def request_arrived(self, request: Any) -> None:
         """A request came in. A decode request of the other mode is named here, before its handshake fails."""
         params = request.kv_transfer_params
+        self._check_params(request, params if isinstance(params, dict) else {})
         if not isinstance(params, dict):
             return
         # In either direction: a prefill may read what an earlier turn left on the decode side.
@@ -95,10 +110,20 @@ class SchedulerObserver:
         else:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
+    def _check_params(self, request: Any, params: dict[str, Any]) -> None:
+        """Whether it says where its KV is, or that somebody will fetch it."""
+        says = params.get("do_remote_prefill") or params.get("remote_block_ids") or params.get("do_remote_decode")
+        if self._role is not None and not says:
+            self._tripwires.without_params(self._role, request.request_id, extract(request.trace_headers))
+
     def _remember_origin(self, request: Any, params: dict[str, Any]) -> None:
-        if not self.telemetry.spans.is_exporting:
-            return
-        origin = Origin(extract(request.trace_headers), extract(params.get(CARRIER)))
+        carrier = params.get(CARRIER)
+        deadline = carrier.get(_DEADLINE) if isinstance(carrier, dict) else None
+        origin = Origin(
+            extract(request.trace_headers),
+            extract(carrier),
+            float(deadline) if isinstance(deadline, int | float) else None,
+        )
         if origin == Origin():
             return
         if len(self._origins) < LeaseTable.LIMIT:
@@ -109,6 +134,9 @@ class SchedulerObserver:
     @guarded
     def request_finished(self, request: Any, result: Any) -> None:
         """A request is finished; the result says whether its blocks are held, and what the decode side is told."""
+        if request.request_id in self._failed_loads:
+            self._failed_loads.discard(request.request_id)
+            self._served_after_failed_load(request)
         # Not forgotten at once: where it ends before it was scheduled, a worker still tells the peer, in the next step.
         if self._origins or self._waiting:
             self._ended.add(request.request_id)
@@ -117,12 +145,24 @@ class SchedulerObserver:
         if not is_held or not isinstance(handed_over, dict):
             return
         blocks = sum(map(len, handed_over["remote_block_ids"]))
-        lease = self._leases.open(request.request_id, blocks, extract(request.trace_headers))
+        # Where vLLM keeps the moment at which its workers are to free the blocks, by this process's clock.
+        deadline = getattr(self._scheduler, "_reqs_need_send", {}).get(request.request_id)
+        granted_s = deadline - time.perf_counter() if deadline is not None else None
+        lease = self._leases.open(request.request_id, blocks, extract(request.trace_headers), granted_s)
+        carrier: dict[str, Any] = {} if deadline is None else {_DEADLINE: deadline}
         if lease is not None and lease.context is not None:
-            handed_over[CARRIER] = inject(lease.context)
+            carrier |= inject(lease.context)
             if self.telemetry.mode is TransferMode.PUSH:
                 self._notes.leases[lease.request_id] = lease.context
                 self.has_notes = True
+        if carrier:
+            handed_over[CARRIER] = carrier
+
+    def _served_after_failed_load(self, request: Any) -> None:
+        if getattr(request.status, "name", "") not in _SERVED:
+            return
+        reason = InvalidKv.FAILED_LOAD_RECOMPUTED if self._recomputes else InvalidKv.FAILED_LOAD_SERVED
+        self._tripwires.invalid_kv(reason, request.request_id, extract(request.trace_headers))
 
     @guarded
     def output_arrived(self, output: Any) -> None:
@@ -130,13 +170,23 @@ class SchedulerObserver:
         notes = output.kv_connector_worker_meta
         # Asking an abstract class is slow, and nearly always there is nothing to ask about.
         if notes is not None and isinstance(notes, WorkerNotes):
-            # Ranks may differ by a step, and vLLM frees when all are done.
-            self._expired |= notes.expired
+            self._noted(notes)
         if output.finished_recving:
             self._waiting -= output.finished_recving
         if output.finished_sending:
             self._leases.close(output.finished_sending, self._expired)
             self._expired -= output.finished_sending
+
+    def _noted(self, notes: WorkerNotes) -> None:
+        # Ranks may differ by a step, and vLLM frees when all are done.
+        self._expired |= notes.expired
+        for request_id, remaining_s in notes.renewed.items():
+            self._leases.renew(request_id, remaining_s)
+        for request_id, reason in notes.invalid.items():
+            lease = self._leases.find(request_id)
+            self._tripwires.invalid_kv(reason, request_id, lease.context if lease is not None else None)
+        if len(self._failed_loads) < LeaseTable.LIMIT:
+            self._failed_loads |= notes.failed
 
     @guarded
     def step_built(self, metadata: Any) -> None:

@@ -117,7 +117,7 @@ class _Instrument:
         for engine in engines:
             for labels in metric.initial_series(mode):
                 child = self._child(engine, tuple(map(str, labels)))
-                if metric.kind is Kind.LEVEL:
+                if metric.kind in (Kind.LEVEL, Kind.STATE):
                     child.set(0)
 
     def apply(self, engine: int, labels: tuple[str, ...], value: Any) -> None:
@@ -129,7 +129,7 @@ class _Instrument:
         elif self._metric.kind is Kind.HISTOGRAM:
             for observation in value:
                 child.observe(observation)
-        elif self._metric.kind is Kind.INFO:
+        elif self._metric.kind in (Kind.INFO, Kind.STATE):
             child.set(value)
         else:
             # Ray's gauges can only be set, so the sum is kept here.
@@ -152,9 +152,10 @@ def _make_instruments(
     makers: dict[Kind, Callable[..., Any]] = {
         Kind.COUNTER: metric_types[Counter],
         Kind.HISTOGRAM: metric_types[Histogram],
-        # With several API servers each holds a part of the sum, and all of an info.
+        # With several API servers each holds a part of the sum, all of an info, and a state that may be an old one.
         Kind.LEVEL: functools.partial(metric_types[Gauge], multiprocess_mode="livesum"),
         Kind.INFO: functools.partial(metric_types[Gauge], multiprocess_mode="livemax"),
+        Kind.STATE: functools.partial(metric_types[Gauge], multiprocess_mode="livemostrecent"),
     }
     instruments = {}
     for metric in CATALOGUE.values():

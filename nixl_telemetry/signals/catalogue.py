@@ -18,9 +18,13 @@ from nixl_telemetry.signals.semconv import (
     ConflictSource,
     Direction,
     ErrorType,
+    InvalidKv,
     LeaseOutcome,
+    PushSide,
     ReceiveOutcome,
+    RegistrationEvent,
     RequestResult,
+    RequestRole,
     Signal,
     TransferMode,
 )
@@ -35,6 +39,8 @@ class Kind(StrEnum):
     """A gauge whose changes are summed: they may arrive at any API server and still add up to the truth."""
     INFO = "info"
     """A gauge that is 1 for the labels in force."""
+    STATE = "state"
+    """A gauge whose latest value counts; the first rank of an engine tells it."""
     HISTOGRAM = "histogram"
     """Observations are collected."""
 
@@ -200,12 +206,65 @@ TRANSFER_DESCRIPTORS: Final = Metric(
     "initiator",
     (_DIRECTION,),
 )
+TRANSFERS_POSTED: Final = Metric(
+    "nixl_transfers_posted_total",
+    Kind.COUNTER,
+    "Transfers that were posted, or that NIXL would not even prepare. Those that ended "
+    "(nixl_transfer_duration_seconds_count) and those in flight add up to it.",
+    "initiator",
+    (_DIRECTION,),
+)
 TRANSFERS_IN_FLIGHT: Final = Metric(
     "nixl_transfers_in_flight",
     Kind.LEVEL,
     "Transfers that were posted and not yet seen done or failed.",
     "initiator",
     (_DIRECTION,),
+)
+TRANSFER_OLDEST: Final = Metric(
+    "nixl_transfer_oldest_start_timestamp_seconds",
+    Kind.STATE,
+    "When the oldest transfer in flight was posted, as Unix time; 0 while none is. Looked at once a second.",
+    "initiator",
+    (_DIRECTION,),
+)
+_PEER: Final = Label("peer")
+PEER_TRANSFERS: Final = Metric(
+    "nixl_peer_transfers_total",
+    Kind.COUNTER,
+    "Transfers that ended, by peer (address and port of its handshake listener; the first 64, then `other`) and, where "
+    "they failed, by cause.",
+    "initiator",
+    (_PEER, Label("error_type")),
+)
+PEER_TRANSFER_BYTES: Final = Metric(
+    "nixl_peer_transfer_bytes_total",
+    Kind.COUNTER,
+    "Bytes moved by finished transfers, by peer.",
+    "initiator",
+    (_PEER,),
+)
+PEER_TRANSFER_SECONDS: Final = Metric(
+    "nixl_peer_transfer_seconds_total",
+    Kind.COUNTER,
+    "Time of the transfers whose bytes are counted, by peer: their quotient is a lower bound of the bandwidth, since "
+    "a transfer's end is seen by the next poll.",
+    "initiator",
+    (_PEER,),
+)
+PEER_LAST_SUCCESS: Final = Metric(
+    "nixl_peer_last_success_timestamp_seconds",
+    Kind.STATE,
+    "When a transfer with the peer last succeeded, as Unix time.",
+    "initiator",
+    (_PEER,),
+)
+PEER_HANDSHAKES: Final = Metric(
+    "nixl_peer_handshakes_total",
+    Kind.COUNTER,
+    "Handshakes that ended, by peer and, where they failed, by cause.",
+    "initiator",
+    (_PEER, Label("error_type")),
 )
 RECEIVE_WAIT: Final = Metric(
     "nixl_receive_wait_seconds",
@@ -226,6 +285,94 @@ LEASE_DURATION: Final = Metric(
     "P",
     (Label("outcome", LEASE_OUTCOMES),),
     _LEASE_BUCKETS,
+)
+LEASES_OPENED: Final = Metric(
+    "nixl_leases_opened_total",
+    Kind.COUNTER,
+    "Leases on the KV blocks of finished requests. Those that ended (nixl_lease_duration_seconds_count) and those that "
+    "are held add up to it.",
+    "P",
+)
+LEASES_HELD: Final = Metric(
+    "nixl_leases_held",
+    Kind.LEVEL,
+    "Leases that are held. The end of one is seen by an engine step.",
+    "P",
+)
+LEASE_BLOCKS_HELD: Final = Metric(
+    "nixl_lease_blocks_held",
+    Kind.LEVEL,
+    "KV cache blocks (of vLLM's block size) that those leases hold.",
+    "P",
+)
+LEASES_OVERDUE: Final = Metric(
+    "nixl_leases_overdue",
+    Kind.LEVEL,
+    "Leases that are held though their deadline has passed, by more than 2 s: vLLM has not freed their blocks. An "
+    "engine that takes no step frees none.",
+    "P",
+)
+LEASE_RENEWALS: Final = Metric(
+    "nixl_lease_renewals_total",
+    Kind.COUNTER,
+    "Leases that a heartbeat of the decode side renewed; each rank counts its own.",
+    "P",
+)
+LEASE_REMAINING: Final = Metric(
+    "nixl_lease_remaining_seconds",
+    Kind.HISTOGRAM,
+    "What was left of a lease, as it was granted, when the decode side began to read; renewals are not in it. In "
+    "the lowest bucket are those that had run out.",
+    "D, pull",
+    (),
+    (0.0, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 60.0, 120.0, 240.0, 480.0),
+)
+PUSH_REGISTRATIONS: Final = Metric(
+    "nixl_push_registrations_total",
+    Kind.COUNTER,
+    "Registrations of the decode side, in push: sent there, received and matched with a request's blocks on the "
+    "prefill side. Those received are matched, failed or unmatched; each rank counts its own.",
+    "P and D, push",
+    (Label("event", tuple(RegistrationEvent)),),
+)
+PUSH_MATCH_WAIT: Final = Metric(
+    "nixl_push_match_wait_seconds",
+    Kind.HISTOGRAM,
+    "Time from the first half of a push to the second on the prefill side, by which came first: the registration or "
+    "the request's blocks.",
+    "P, push",
+    (Label("first", tuple(PushSide)),),
+    _LEASE_BUCKETS,
+)
+PUSH_UNMATCHED: Final = Metric(
+    "nixl_push_unmatched",
+    Kind.LEVEL,
+    "Halves of a push that wait for the other on the prefill side; each rank counts its own.",
+    "P, push",
+    (Label("side", tuple(PushSide)),),
+)
+PUSH_OLDEST: Final = Metric(
+    "nixl_push_unmatched_oldest_timestamp_seconds",
+    Kind.STATE,
+    "Since when the oldest of them waits, as Unix time; 0 while none does. Looked at once a second.",
+    "P, push",
+    (Label("side", tuple(PushSide)),),
+)
+INVALID_KV: Final = Metric(
+    "nixl_invalid_kv_total",
+    Kind.COUNTER,
+    "Requests whose KV may have been another's, or was not loaded: read after its lease had expired, reported for a "
+    "request that is not known, or served after a failed load.",
+    "P and D",
+    (Label("reason", tuple(InvalidKv)),),
+)
+WITHOUT_TRANSFER_PARAMS: Final = Metric(
+    "nixl_requests_without_transfer_params_total",
+    Kind.COUNTER,
+    "Requests that came to a decode instance without saying where their KV is, or to a prefill instance without saying "
+    "that somebody will fetch it. Not counted where the role is kv_both.",
+    "P and D",
+    (Label("role", tuple(RequestRole)),),
 )
 MODE_CONFLICTS: Final = Metric(
     "nixl_mode_conflicts_total",
@@ -272,9 +419,28 @@ CATALOGUE: Final[Mapping[str, Metric]] = {
         TRANSFER_BYTES,
         TRANSFER_BLOCKS,
         TRANSFER_DESCRIPTORS,
+        TRANSFERS_POSTED,
         TRANSFERS_IN_FLIGHT,
+        TRANSFER_OLDEST,
+        PEER_TRANSFERS,
+        PEER_TRANSFER_BYTES,
+        PEER_TRANSFER_SECONDS,
+        PEER_LAST_SUCCESS,
+        PEER_HANDSHAKES,
         RECEIVE_WAIT,
+        LEASES_OPENED,
+        LEASES_HELD,
+        LEASE_BLOCKS_HELD,
+        LEASES_OVERDUE,
+        LEASE_RENEWALS,
+        LEASE_REMAINING,
         LEASE_DURATION,
+        PUSH_REGISTRATIONS,
+        PUSH_MATCH_WAIT,
+        PUSH_UNMATCHED,
+        PUSH_OLDEST,
+        INVALID_KV,
+        WITHOUT_TRANSFER_PARAMS,
         MODE_CONFLICTS,
         TELEMETRY_ERRORS,
         TELEMETRY_DROPPED,

@@ -4,6 +4,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -12,6 +13,7 @@ from nixl_telemetry.signals.description import Describe
 
 GATHER_SECONDS: Final = 0.25
 _LINGER_ROUNDS: Final = 40
+WATCH_SECONDS: Final = 1.0
 
 
 class _Task(NamedTuple):
@@ -25,6 +27,8 @@ class ExportThread:
     What comes after a long pause is taken at once. Then the thread looks every :data:`GATHER_SECONDS` for a while, and
     takes what came together: to wake it for each operation would cost the engine's thread more than most of them, and
     it would want Python's lock just while that thread is busy.
+
+    About once a second the thread also looks at what is under way, through :meth:`watch`.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -43,6 +47,7 @@ class ExportThread:
         self._consume = consume
         self._limit = limit
         self._on_drop = on_drop
+        self._watches: list[Callable[[], None]] = []
         self.reset()
         in_children(self.reset)
 
@@ -63,6 +68,15 @@ class ExportThread:
             self._start()
         return True
 
+    def watch(self, look: Callable[[], None]) -> None:
+        """Have something looked at every :data:`WATCH_SECONDS`, as soon as the thread runs. It must not raise."""
+        self._watches.append(look)
+
+    def ensure(self) -> None:
+        """Start the thread, if it does not run: there is something to be looked at."""
+        if self._thread is None:
+            self._start()
+
     def run(self, task: Callable[[], None], timeout_seconds: float) -> bool:
         """Run a task on the thread, after all that was submitted before, and wait for it; false if time ran out.
 
@@ -82,16 +96,30 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
+        quiet_rounds = _LINGER_ROUNDS
+        looked_at = time.monotonic()
         while True:
-            self._take(self._queue.get())
-            quiet_rounds = 0
-            while quiet_rounds < _LINGER_ROUNDS:
-                quiet_rounds += 1
-                while not self._queue.empty():
-                    self._take(self._queue.get())
-                    quiet_rounds = 0
+            if quiet_rounds < _LINGER_ROUNDS:
                 if self._hurry.wait(GATHER_SECONDS):
                     self._hurry.clear()
+            elif self._take_next(WATCH_SECONDS if self._watches else None):
+                quiet_rounds = 0
+            quiet_rounds += 1
+            while not self._queue.empty():
+                self._take(self._queue.get())
+                quiet_rounds = 0
+            if time.monotonic() - looked_at >= WATCH_SECONDS:
+                looked_at = time.monotonic()
+                for look in self._watches:
+                    look()
+
+    def _take_next(self, timeout_seconds: float | None) -> bool:
+        try:
+            item = self._queue.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return False
+        self._take(item)
+        return True
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

@@ -44,7 +44,7 @@ def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
         for key, value in series.items():
             if kind is Kind.HISTOGRAM:
                 mine[key] = [*mine.get(key, ()), *value]
-            elif kind is Kind.INFO:
+            elif kind in (Kind.INFO, Kind.STATE):
                 mine[key] = value
             else:
                 mine[key] = mine.get(key, 0) + value
@@ -93,7 +93,7 @@ class Recorder:
                 series = batch[metric.name] = {}
             key = _SEPARATOR.join(labels)  # as series_key, without a call for each update of each step
             kind = metric.kind
-            if key not in series or kind is Kind.INFO:
+            if key not in series or kind is Kind.INFO or kind is Kind.STATE:
                 series[key] = [value] if kind is Kind.HISTOGRAM else value
             elif kind is Kind.HISTOGRAM:
                 series[key].append(value)

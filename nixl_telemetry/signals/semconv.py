@@ -118,6 +118,32 @@ LEASE_BLOCKS: Final = "nixl.lease.block.count"
 """int; KV cache blocks (of vLLM's block size) that are held for the decode side, over all KV cache groups."""
 LEASE_OUTCOME: Final = "nixl.lease.outcome"
 """string; a :class:`LeaseOutcome`."""
+LEASE_REMAINING: Final = "nixl.lease.remaining"
+"""float, seconds; what was left of the peer's lease, as it was granted, when the decode side began to read; below 0 it
+had run out, unless it was renewed meanwhile. Pull only, between instrumented instances from connector version 5 on."""
+LEASE_COUNT: Final = "nixl.lease.count"
+"""int; leases that a log line is about."""
+
+RECEIVE_WAITS_FOR: Final = "nixl.receive.waits_for"
+"""string; a :class:`WaitsFor`: what a request that waits long for its KV is waiting for."""
+RECEIVE_WAITING: Final = "nixl.receive.waiting.duration"
+"""float, seconds; for how long it has waited so far, all in all."""
+
+PUSH_SIDE: Final = "nixl.push.side"
+"""string; a :class:`PushSide`: which half of a push waits for the other."""
+PUSH_WAITING: Final = "nixl.push.waiting.duration"
+"""float, seconds; for how long it has waited so far."""
+
+INVALID_KV_REASON: Final = "nixl.invalid_kv.reason"
+"""string; an :class:`InvalidKv`."""
+REQUEST_ROLE: Final = "nixl.request.role"
+"""string; a :class:`RequestRole`."""
+
+PEER_BANDWIDTH: Final = "nixl.peer.bandwidth"
+"""float, bytes per second; of the latest large transfers with a peer."""
+PEER_BANDWIDTH_BEFORE: Final = "nixl.peer.bandwidth.before"
+"""float, bytes per second; what it is compared with: the best that the same two instances did before, or that a peer
+on the same host does."""
 
 BLOCK_LOCAL_ID: Final = "nixl.block.local.id"
 """int; the block's id in this instance (the first one's of a run), as NIXL is asked for it: kernel blocks, of which a
@@ -160,6 +186,7 @@ class SpanName(StrEnum):
     TRANSFER = "nixl.transfer"
     BLOCK = "nixl.block"
     LEASE = "nixl.lease"
+    TRIPWIRE = "nixl.tripwire"
 
 
 class EventName(StrEnum):
@@ -175,6 +202,14 @@ class EventName(StrEnum):
     RECEIVE_FAILED = "nixl.receive.failed"
     LEASE_FINISHED = "nixl.lease.finished"
     LEASE_EXPIRED = "nixl.lease.expired"
+    LEASES_OVERDUE = "nixl.lease.overdue"
+    RECEIVE_WAITING = "nixl.receive.waiting"
+    PUSH_UNMATCHED = "nixl.push.unmatched"
+    PUSH_IDS_DIFFER = "nixl.push.ids_differ"
+    PUSH_FAILED = "nixl.push.failed"
+    INVALID_KV = "nixl.invalid_kv"
+    WITHOUT_TRANSFER_PARAMS = "nixl.request.without_transfer_params"
+    PEER_SLOW = "nixl.peer.slow"
     MODE_CONFLICT = "nixl.mode_conflict"
     ENFORCEMENT_OFF = "nixl.compat.enforcement_off"
     UNCOVERED_DIFFERENCE = "nixl.compat.uncovered_difference"
@@ -275,6 +310,65 @@ class LeaseOutcome(StrEnum):
     """The decode side does not have the KV: nobody fetched it in time, or it could not be written."""
     SHUTDOWN = "shutdown"
     """The instance ended first. On spans only: its metrics end with it."""
+
+
+class WaitsFor(StrEnum):
+    """What a request of the decode side waits for."""
+
+    HANDSHAKE = "handshake"
+    """The handshake with the prefill instance."""
+    QUEUE = "queue"
+    """The worker, which has not turned to the request yet."""
+    REGISTRATION = "registration"
+    """Its registration is not sent yet. Push only."""
+    TRANSFER = "transfer"
+    """The transfers that were posted. Pull only."""
+    NOTIFICATION = "notification"
+    """Push: the prefill instance's, that the KV was written. Pull: the worker's report; the transfers are done."""
+
+
+class RegistrationEvent(StrEnum):
+    """What became of registrations, in push."""
+
+    SENT = "sent"
+    """The decode side sent it."""
+    RECEIVED = "received"
+    """It reached the prefill side."""
+    MATCHED = "matched"
+    """It met the blocks of its request there."""
+    FAILED = "failed"
+    """The decode side could not send it, or the prefill side could not read it."""
+
+
+class PushSide(StrEnum):
+    """The two halves of a push, which meet on the prefill side."""
+
+    REGISTRATION = "registration"
+    """The decode side's: where the KV is to be written."""
+    BLOCKS = "blocks"
+    """The prefill side's: the KV of a finished request."""
+
+
+class InvalidKv(StrEnum):
+    """Why KV may have been used that was not what it should have been."""
+
+    READ_AFTER_EXPIRY = "read_after_expiry"
+    """The decode side reports that it has read KV whose lease had expired: it may have been overwritten."""
+    UNKNOWN_REQUEST = "unknown_request"
+    """A notification came for a request that this instance does not know, or no longer."""
+    FAILED_LOAD_SERVED = "failed_load_served"
+    """A request was served though its KV could not be loaded, and vLLM was not told to recompute it."""
+    FAILED_LOAD_RECOMPUTED = "failed_load_recomputed"
+    """A request whose KV could not be loaded was recomputed here and served: right, but at the price of a prefill."""
+
+
+class RequestRole(StrEnum):
+    """On which side a request came that does not say what is to become of its KV."""
+
+    PREFILL = "prefill"
+    """It does not say that somebody will fetch its KV: nobody can."""
+    DECODE = "decode"
+    """It does not say where its KV is: the decode side computes it itself."""
 
 
 class BlockDetail(StrEnum):

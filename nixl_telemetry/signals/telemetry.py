@@ -49,6 +49,8 @@ class Telemetry:
         self.settings: Final = settings
         self.mode: Final = mode
         self._has_metrics = settings.metrics
+        self._is_first_rank = attributes.get(semconv.RANK, 0) == 0
+        self._states: dict[tuple[str, ...], float] = {}
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
         self.updates: Final[Collection[object]] = self._recorder.updates
@@ -61,6 +63,10 @@ class Telemetry:
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
         self.emit: Final = self._export.submit
         """Hand a finished operation to the export thread; false if it was dropped."""
+        self.watch: Final = self._export.watch
+        """Have what is under way looked at once a second, on the export thread."""
+        self.ensure_watched: Final = self._export.ensure
+        """Something is under way, and the export thread may not have been needed before."""
         self._reported: set[str] = set()
         # Registered after vLLM's own handler, hence run before it shuts its provider down.
         atexit.register(self.close)
@@ -74,6 +80,13 @@ class Telemetry:
         """Record several at once."""
         if self._has_metrics:
             self._recorder.add_all(updates)
+
+    def record_state(self, metric: Metric, *labels: str, value: float) -> None:
+        """Record what a state is now, if it was another before. The first rank of an engine speaks for all."""
+        key = (metric.name, *labels)
+        if self._is_first_rank and self._states.get(key, 0.0) != value:
+            self._states[key] = value
+            self.record(metric, *labels, value=value)
 
     def audit(self, make: Callable[[], Record]) -> None:
         """Hand what happened to the audit trail, if there is one; ``make`` runs on its thread."""

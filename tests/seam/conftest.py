@@ -23,7 +23,8 @@ from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.payload import Payload
 from nixl_telemetry.seam.stats import TelemetryStats
-from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerObserver, payload_made
+from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks
+from nixl_telemetry.seam.worker_observer import WorkerObserver, payload_made
 from nixl_telemetry.signals.semconv import TransferMode
 from tests.support.agents import make_pair
 from tests.support.observed import Observed

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nixl_telemetry.operations import handshake, lease, receive, transfer
-from nixl_telemetry.seam import scheduler, worker
+from nixl_telemetry.operations import handshake, lease, peer_traffic, push_match, receive, transfer, tripwires
+from nixl_telemetry.seam import scheduler, worker, worker_observer
 from nixl_telemetry.seam.agent import AgentHooks
 from nixl_telemetry.signals.telemetry import guarded
 from tests.seam.test_handshake import GOOD, accepting, shake
@@ -19,7 +19,7 @@ from tests.support.peers import CLOCK, peer
 
 HOOKS = [
     (owner, name)
-    for module in (handshake, transfer, receive, lease, worker, scheduler)
+    for module in (handshake, transfer, receive, lease, push_match, peer_traffic, tripwires, worker_observer, scheduler)
     for owner in vars(module).values()
     if inspect.isclass(owner) and owner.__module__ == module.__name__
     for name, value in vars(owner).items()
@@ -84,7 +84,7 @@ def test_failures_are_counted(observed: Observed, monkeypatch: pytest.MonkeyPatc
     def raises(self: Any, *args: Any) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(worker.WorkerObserver, "handshake_starts", guarded(raises))
+    monkeypatch.setattr(worker_observer.WorkerObserver, "handshake_starts", guarded(raises))
     with peer(lambda: [GOOD, CLOCK]) as port, accepting(pull_worker):
         shake(pull_worker, port)
 
@@ -94,9 +94,9 @@ def test_failures_are_counted(observed: Observed, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("hooks", "observer"),
     [
-        (worker.WorkerHooks, worker.WorkerObserver),
-        (worker.PullWorkerHooks, worker.WorkerObserver),
-        (worker.PushWorkerHooks, worker.WorkerObserver),
+        (worker.WorkerHooks, worker_observer.WorkerObserver),
+        (worker.PullWorkerHooks, worker_observer.WorkerObserver),
+        (worker.PushWorkerHooks, worker_observer.WorkerObserver),
         (scheduler.SchedulerHooks, scheduler.SchedulerObserver),
         (AgentHooks, transfer.TransferTable),
     ],

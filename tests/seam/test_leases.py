@@ -3,6 +3,7 @@
 """Leases and trace contexts on vLLM's real schedulers and workers, in whichever version is installed."""
 
 import queue
+import time
 from collections import defaultdict
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -45,7 +46,8 @@ def scheduler(request: pytest.FixtureRequest, observed: Observed, monkeypatch: p
     caches = MagicMock(kv_cache_groups=[], transfer_groups=[], has_mamba_layers=False)
     caches.select_transfer_block_ids = lambda block_ids: block_ids
     scheduler = STOCK[request.param](config, "here", caches)
-    instrument(scheduler, SchedulerHooks, SchedulerObserver(observed.telemetry, scheduler))
+    observer = SchedulerObserver(observed.telemetry, scheduler, scheduler.vllm_config.kv_transfer_config)
+    instrument(scheduler, SchedulerHooks, observer)
     return scheduler
 
 
@@ -67,6 +69,8 @@ def test_a_lease(scheduler: Any, observed: Observed, expired: bool) -> None:
     assert is_held
     lease = extract(params[CARRIER])
     assert lease is not None
+    # vLLM's own deadline, by this process's clock.
+    assert params[CARRIER]["lease_deadline"] == pytest.approx(time.perf_counter() + 30, abs=5)
     assert f"{lease.trace_id:032x}" == TRACE_ID
     notes = StepNotes.of(scheduler.build_connector_meta(MagicMock()))
     noted = [context.span_id for context in notes.leases.values()] if notes else []
@@ -268,7 +272,8 @@ def test_a_lease_that_runs_out_after_a_write(push_worker: Any, observed: Observe
     observer.finished_arrived((set(), set()))
     observer.finished_arrived(({"late"}, set()))
 
-    assert observer.expired == ({"late"} if has_failed else set())
+    notes = observer.notes_for_scheduler()
+    assert (notes.expired if notes else set()) == ({"late"} if has_failed else set())
 
 
 def to_receive(request_id: str, port: Any = 5600) -> Any:

@@ -121,7 +121,8 @@ def make_scheduler(mode: TransferMode) -> Any:
 def instrumented(observed: Observed, mode: TransferMode = TransferMode.PULL) -> Any:
     """The same, observed."""
     scheduler = make_scheduler(mode)
-    instrument(scheduler, SchedulerHooks, SchedulerObserver(observed.telemetry, scheduler))
+    observer = SchedulerObserver(observed.telemetry, scheduler, scheduler.vllm_config.kv_transfer_config)
+    instrument(scheduler, SchedulerHooks, observer)
     return scheduler
 
 

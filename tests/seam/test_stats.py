@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 from nixl_telemetry.connectors import NixlPullConnector, NixlPushConnector
 from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
 from nixl_telemetry.seam.versions import connector_version
-from nixl_telemetry.signals.catalogue import CATALOGUE
+from nixl_telemetry.signals.catalogue import CATALOGUE, Kind
 from nixl_telemetry.signals.semconv import TransferMode
 
 ENGINES: dict[int, list[object]] = {0: ["tiny", "0"], 1: ["tiny", "1"]}
@@ -119,7 +119,7 @@ def test_zeros_before_the_first_event(registry: CollectorRegistry) -> None:
 
     for metric in CATALOGUE.values():
         for labels in metric.initial_series(TransferMode.PULL):
-            name = metric.name + ("_count" if metric.name.endswith("_seconds") else "")
+            name = metric.name + ("_count" if metric.kind is Kind.HISTOGRAM else "")
             own = dict(zip(metric.label_names, labels, strict=True))
             common = {"model_name": "tiny", "engine": "1", "transfer_mode": "pull"}
             wanted = {**common, "connector_version": str(connector_version()), **own}

@@ -16,6 +16,7 @@ SOURCES = ROOT / ".venvs" / "contract"
 VERSIONS = ("0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.33.0")
 TESTS = (
     *("test_contract.py", "test_exchange.py", "test_handshake.py", "test_leases.py", "test_listener.py"),
+    "test_push_and_tripwires.py",
     *("test_stats.py", "test_wiring.py"),
 )
 ELSEWHERE = "tests/seam/test_wiring.py::test_an_unsupported_vllm_runs_stock"

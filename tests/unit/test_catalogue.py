@@ -18,7 +18,8 @@ def test_name_and_unit(metric: Metric) -> None:
     """Prefix, base units, _total on counters only, no colon."""
     assert re.fullmatch(r"nixl_[a-z][a-z0-9_]*", metric.name)
     assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total")
-    assert (metric.kind is Kind.HISTOGRAM) == metric.name.endswith("_seconds")
+    assert (metric.kind is Kind.STATE) == metric.name.endswith("_timestamp_seconds")
+    assert (metric.kind in (Kind.HISTOGRAM, Kind.STATE)) == metric.name.endswith("_seconds")
     assert (metric.kind is Kind.INFO) == metric.name.endswith("_info")
     assert metric.help.endswith(".")
 

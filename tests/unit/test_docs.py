@@ -4,7 +4,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -21,9 +21,19 @@ from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.receive import Origin, ReceiveTable
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.operations.tripwires import Tripwires
 from nixl_telemetry.settings import AUTO_VARIABLE, Settings, variable_of
 from nixl_telemetry.signals.catalogue import CATALOGUE
-from nixl_telemetry.signals.semconv import ConflictSource, ErrorType, EventName, Purpose, SpanName, TransferMode
+from nixl_telemetry.signals.semconv import (
+    ConflictSource,
+    ErrorType,
+    EventName,
+    InvalidKv,
+    Purpose,
+    RequestRole,
+    SpanName,
+    TransferMode,
+)
 from nixl_telemetry.testbed import ReceivedSpan
 from tests.support.observed import Observed
 from tests.support.statements import exchanged, factors, statement
@@ -71,10 +81,11 @@ def test_every_name_is_documented() -> None:
 
 
 def test_every_metric_with_an_open_label_set_says_so_in_its_help() -> None:
-    """Only the identity and its factors have labels whose values are not listed."""
+    """Only the identity, its factors and peers have labels whose values are not listed."""
     open_sets = {metric.name for metric in CATALOGUE.values() if any(not label.values for label in metric.labels)}
 
-    assert open_sets == {"nixl_connector_info", "nixl_compat_factor_info"}
+    peers = {name for name in CATALOGUE if name.startswith("nixl_peer_")}
+    assert open_sets == {"nixl_connector_info", "nixl_compat_factor_info", *peers}
 
 
 CONFLICT: Final = ModeConflict(ConflictSource.PARAMS, "pull", "push")
@@ -136,11 +147,13 @@ def test_attributes_of_a_receive(
     """The same; each mode has phases of its own."""
     monkeypatch.setattr(observed.telemetry, "mode", mode)
     receives = ReceiveTable(observed.telemetry)
-    receives.start("r", "s", Peer("e", "h", 1), 1, Origin())
+    receive = receives.start("r", "s", Peer("e", "h", 1), 1, Origin())
+    receive.reads(1.0 if mode is TransferMode.PULL else None)
+    receive.tell_long_wait()
     receives.finish(["r"], ["r"] if failed else [])
 
     absent = (
-        ("RECEIVE_POST_DURATION", "RECEIVE_TRANSFER_DURATION", "RECEIVE_OBSERVATION_DELAY")
+        ("RECEIVE_POST_DURATION", "RECEIVE_TRANSFER_DURATION", "RECEIVE_OBSERVATION_DELAY", "LEASE_REMAINING")
         if mode is TransferMode.PUSH
         else ("RECEIVE_REMOTE_DURATION",)
     )
@@ -155,6 +168,20 @@ def test_attributes_of_a_lease(observed: Observed, expired: bool) -> None:
     leases.close(["r"], ["r"] if expired else [])
 
     check(observed, {SpanName.LEASE}, failed=expired)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_attributes_of_a_tripwire(observed: Observed, failed: bool) -> None:
+    """The same."""
+    wires = Tripwires(observed.telemetry)
+    if failed:
+        wires.invalid_kv(InvalidKv.UNKNOWN_REQUEST, "r", None)
+    else:
+        wires.without_params(RequestRole.DECODE, "r", None)
+
+    missing = "REQUEST_ROLE" if failed else "INVALID_KV_REASON"
+    other = EventName.WITHOUT_TRANSFER_PARAMS if failed else EventName.INVALID_KV
+    check(observed, {SpanName.TRIPWIRE}, failed=failed, missing=names(missing), missing_events={other})
 
 
 def test_attributes_of_the_hash(observed: Observed) -> None:
@@ -179,7 +206,12 @@ def names(*constants: str) -> set[str]:
 
 
 def check(
-    observed: Observed, expected: set[SpanName], *, failed: bool, missing: frozenset[str] | set[str] = frozenset()
+    observed: Observed,
+    expected: set[SpanName],
+    *,
+    failed: bool,
+    missing: frozenset[str] | set[str] = frozenset(),
+    missing_events: Set[EventName] = frozenset(),
 ) -> None:
     """Hold what was exported against the page."""
     spans = {span.name: span for span in observed.spans()}
@@ -188,7 +220,7 @@ def check(
         span, doc = spans[name], generate_docs.SPANS[name]
         assert keys(span) == documented(name, failed=failed) - missing
         assert doc.kind.split(",")[0] == span.kind.lower()
-        assert {event.name for event in span.events} == set(doc.events)
+        assert {event.name for event in span.events} == set(doc.events) - missing_events
         for event in span.events:
             wanted = map(generate_docs.attribute, generate_docs.SPAN_EVENTS[EventName(event.name)])
             assert set(event.attributes) == set(wanted)

@@ -5,7 +5,7 @@
 import pytest
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from nixl_telemetry.operations import receive
+from nixl_telemetry.operations import lease, receive
 from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.receive import Origin, Receive, ReceiveTable
@@ -14,6 +14,9 @@ from tests.support.observed import Observed
 
 DROPPED = "nixl_telemetry_dropped_total"
 WAIT = "nixl_receive_wait_seconds"
+HELD, BLOCKS_HELD, OVERDUE = (
+    (name, "") for name in ("nixl_leases_held", "nixl_lease_blocks_held", "nixl_leases_overdue")
+)
 PEER = Peer("there", "10.0.0.7", 5600)
 REQUEST = SpanContext(1, 2, True, TraceFlags(1))
 NOWHERE = Origin()
@@ -24,23 +27,23 @@ LEASE = SpanContext(3, 4, True, TraceFlags(1))
 def test_a_lease(observed: Observed, expired: bool) -> None:
     """A producer span in the request's trace, whose ids are known when it begins."""
     leases = LeaseTable(observed.telemetry)
-    lease = leases.open("r", 5, REQUEST)
-    assert lease is not None
-    assert lease.context is not None
+    opened = leases.open("r", 5, REQUEST)
+    assert opened is not None
+    assert opened.context is not None
     leases.close(["r", "unknown"], {"r"} if expired else set())
     leases.close(["r"], set())
 
     span = observed.span("nixl.lease")
     outcome = "expired" if expired else "released"
     assert (span.trace_id, span.parent_span_id) == (f"{1:032x}", f"{2:016x}")
-    assert span.span_id == f"{lease.context.span_id:016x}"
+    assert span.span_id == f"{opened.context.span_id:016x}"
     assert (span.kind, span.status) == ("PRODUCER", "ERROR" if expired else "UNSET")
     assert span.attributes["nixl.lease.block.count"] == 5
     assert span.attributes["nixl.lease.outcome"] == outcome
     assert span.attributes.get("error.type") == ("kv_expired" if expired else None)
-    ((key, observations),) = observed.updates().items()
-    assert key == ("nixl_lease_duration_seconds", outcome)
-    assert observations == [pytest.approx(span.seconds, abs=1e-6)]
+    updates = observed.updates()
+    assert updates.pop(("nixl_lease_duration_seconds", outcome)) == [pytest.approx(span.seconds, abs=1e-6)]
+    assert updates == {("nixl_leases_opened_total", ""): 1, HELD: 0, BLOCKS_HELD: 0}
     (line,) = observed.lines
     assert line.levelname == ("WARNING" if expired else "DEBUG")
 
@@ -51,8 +54,139 @@ def test_leases_are_bounded(observed: Observed, monkeypatch: pytest.MonkeyPatch)
     leases = LeaseTable(observed.telemetry)
     opened = [leases.open(str(number), 1, None) for number in range(3)]
 
-    assert [lease is not None for lease in opened] == [True, True, False]
-    assert observed.updates() == {(DROPPED, Signal.HOOK): 1}
+    assert [one is not None for one in opened] == [True, True, False]
+    assert observed.updates() == {
+        (DROPPED, Signal.HOOK): 1,
+        ("nixl_leases_opened_total", ""): 2,
+        HELD: 2,
+        BLOCKS_HELD: 2,
+    }
+
+
+def test_what_is_held(observed: Observed) -> None:
+    """Leases and blocks, until they end; those of an instance that ends, too."""
+    leases = LeaseTable(observed.telemetry)
+    for name, blocks in (("a", 5), ("b", 7)):
+        leases.open(name, blocks, None)
+    leases.close(["a"], set())
+    first = observed.updates()
+    leases.shut_down()
+    second = observed.updates()
+
+    assert (first[HELD], first[BLOCKS_HELD]) == (1, 7)
+    assert second == {HELD: -1, BLOCKS_HELD: -7}
+
+
+def test_overdue_leases(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted while they are held beyond their deadline and what a step may take, told of once; a renewal ends it."""
+    now = [0.0]
+    monkeypatch.setattr(lease, "now_ns", lambda: int(now[0] * 1e9))
+    leases = LeaseTable(observed.telemetry)
+    leases.open("early", 3, None, 30.0)
+    leases.open("late", 4, None, 40.0)
+    leases.open("unknown", 1, None)
+    seen = []
+    for moment in (31.9, 32.1, 42.1, 42.2):
+        now[0] = moment
+        leases._look()
+        seen.append(observed.updates().get(OVERDUE))
+    leases.renew("early", 20.0)
+    leases.renew("gone", 20.0)
+    leases._look()
+    seen.append(observed.updates()[OVERDUE])
+    leases.close(["late"], {"late"})
+    leases._look()
+    seen.append(observed.updates()[OVERDUE])
+
+    assert seen == [None, 1, 1, None, -1, -1]
+    (line,) = [line for line in observed.messages() if "nixl.lease.overdue" in line]
+    assert "nixl.lease.count=1 nixl.lease.block.count=3 nixl.request.id=early overdue_s=2.1" in line
+
+
+@pytest.mark.parametrize(
+    ("mode", "state", "waits_for", "since"),
+    [
+        ("pull", {}, "queue", 1_000),
+        ("pull", {"wants_handshake": True}, "handshake", 1_000),
+        ("pull", {"wants_handshake": True, "ready_ns": 1_100}, "queue", 1_100),
+        ("pull", {"turn_ns": 1_200}, "transfer", 1_200),
+        ("pull", {"turn_ns": 1_200, "posted_ns": 1_300}, "transfer", 1_300),
+        ("pull", {"turn_ns": 1_200, "posted_ns": 1_300, "done_ns": 1_400}, "notification", 1_400),
+        ("push", {"wants_handshake": True}, "handshake", 1_000),
+        ("push", {"turn_ns": 1_200}, "registration", 1_200),
+        ("push", {"turn_ns": 1_200, "posted_ns": 1_300}, "notification", 1_300),
+    ],
+)
+def test_what_a_long_wait_is_for(
+    mode: str,
+    state: dict[str, int],
+    waits_for: str,
+    since: int,
+    observed: Observed,
+    clock: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Logged once, with whom it waits for and since when; the span has it as an event."""
+    monkeypatch.setattr(observed.telemetry, "mode", TransferMode(mode))
+    monkeypatch.setattr(receive, "unix_offset_ns", lambda: 0)
+    table, begun = start(observed)
+    for name, value in state.items():
+        setattr(begun, name, value * 1_000_000 if name.endswith("_ns") else value)
+    clock[0] = 10_999
+    table._look()
+    assert observed.messages() == []
+    clock[0] = 11_001
+    table._look()
+    table._look()
+
+    (line,) = observed.messages()
+    assert line.startswith("event=nixl.receive.waiting ")
+    assert f"nixl.receive.waits_for={waits_for} nixl.receive.waiting.duration=10.001" in line
+    assert f"since=1970-01-01T00:00:0{since / 1000:.3f}+00:00" in line
+    assert "nixl.remote.engine.id=there server.address=10.0.0.7 server.port=5600" in line
+    table.finish(["r"], [])
+    (event,) = observed.span("nixl.receive").events
+    assert event.name == "nixl.receive.waiting"
+    assert event.attributes["nixl.receive.waits_for"] == waits_for
+
+
+def test_the_watchdog_tells_so_many_at_once(observed: Observed, clock: list[int]) -> None:
+    """A peer that is gone may leave thousands waiting; the rest follows in the next seconds."""
+    table = ReceiveTable(observed.telemetry)
+    for number in range(50):
+        table.start(str(number), "s", PEER, 1, NOWHERE).start_ns = 1_000_000_000
+    clock[0] = 60_000
+    told = []
+    for _ in range(4):
+        table._look()
+        told.append(len(observed.messages()))
+
+    assert told == [20, 40, 50, 50]
+
+
+def test_ids_that_can_never_match(observed: Observed, clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are known, the log says what to do."""
+    monkeypatch.setattr(observed.telemetry, "mode", TransferMode.PUSH)
+    table, begun = start(observed)
+    begun.turn_ns = begun.posted_ns = 1_000_000_000
+    begun.ids_differ = True
+    clock[0] = 60_000
+    table._look()
+
+    (line,) = observed.messages()
+    assert "must send the same X-Request-Id to both" in line
+
+
+@pytest.mark.parametrize("seconds", [12.5, -3.0])
+def test_what_was_left_of_the_lease(observed: Observed, clock: list[int], seconds: float) -> None:
+    """When reading began; later transfers of the same request do not count again."""
+    table, begun = start(observed)
+    begun.reads(seconds)
+    begun.reads(seconds - 1)
+    table.finish(["r"], [])
+
+    assert observed.updates()["nixl_lease_remaining_seconds", ""] == [seconds]
+    assert observed.span("nixl.receive").attributes["nixl.lease.remaining"] == seconds
 
 
 @pytest.fixture
@@ -229,13 +363,13 @@ def test_a_receive_that_is_given_up(observed: Observed, how: str) -> None:
 
 
 def test_leases_that_are_held_at_the_end(observed: Observed) -> None:
-    """Their spans are there for whoever refers to them; no metric can tell of them any more."""
+    """Their spans are there for whoever refers to them; they count as neither released nor expired."""
     leases = LeaseTable(observed.telemetry)
     leases.open("r", 5, REQUEST)
     leases.shut_down()
 
     assert observed.span("nixl.lease").attributes["nixl.lease.outcome"] == "shutdown"
-    assert observed.updates() == {}
+    assert ("nixl_lease_duration_seconds", "shutdown") not in observed.updates()
 
 
 def test_whose_kv_arrived() -> None:

@@ -21,6 +21,7 @@ def test_defaults() -> None:
         "slow_handshake_seconds": 1.0,
         "slow_transfer_seconds": 1.0,
         "slow_receive_seconds": 5.0,
+        "watchdog_seconds": 10.0,
         "block_spans": "each",
         "block_span_limit": 64,
         "keep_failed": True,

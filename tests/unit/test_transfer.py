@@ -14,9 +14,10 @@ from tests.support.observed import Observed
 DURATION = "nixl_transfer_duration_seconds"
 DELAY = "nixl_transfer_observation_delay_seconds"
 IN_FLIGHT = "nixl_transfers_in_flight"
+POSTED = "nixl_transfers_posted_total"
 
 NIXL_RESULT = SimpleNamespace(xferDuration=2_500, postDuration=40, totalBytes=4096, descCount=3)
-ZERO = {(IN_FLIGHT, "read"): 0}
+ZERO = {(POSTED, "read"): 1, (IN_FLIGHT, "read"): 0}
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_success(observed: Observed, table: TransferTable, post: Post) -> None:
     """What NIXL measured is on the span and in the metrics, in base units."""
     handle = object()
     post(handle)
-    assert observed.updates() == {(IN_FLIGHT, "read"): 1}
+    assert observed.updates() == {(POSTED, "read"): 1, (IN_FLIGHT, "read"): 1}
     table.polled(handle, "PROC")
     table.polled(handle, "DONE")
     table.done(handle, NIXL_RESULT)
@@ -177,6 +178,7 @@ def test_failures(
 
     updates = observed.updates()
     updates.pop((IN_FLIGHT, "read"), None)
+    assert updates.pop((POSTED, "read")) == 1
     assert [(key, len(value)) for key, value in updates.items()] == [((DURATION, "read", error_type), 1)]
     span = observed.span("nixl.transfer")
     assert (span.status, span.status_message) == ("ERROR", message)
