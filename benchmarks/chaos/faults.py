@@ -195,6 +195,8 @@ _HANDSHAKE: Final = "nixl_handshake_duration_seconds_count"
 _TRANSFER: Final = "nixl_transfer_duration_seconds"
 _RECEIVE: Final = "nixl_receive_wait_seconds"
 _LEASE: Final = "nixl_lease_duration_seconds"
+_REGISTRATIONS: Final = "nixl_push_registrations_total"
+_EXPIRED_OF_VLLM: Final = "vllm:nixl_num_kv_expired_reqs_total"
 _BOTH: Final = (PREFILL, DECODE)
 
 
@@ -212,12 +214,13 @@ def _receives_fail() -> list[Signal]:
     return [*outcomes, Logged(DECODE, "nixl.receive.waiting")]
 
 
-def _all_is_slow(mover: str) -> list[Signal]:
+def _all_is_slow(mode: str) -> list[Signal]:
     return [
         Logged(DECODE, "nixl.receive.waiting"),
         Slow(DECODE, _RECEIVE, above="5.0"),
-        Slow(mover, _TRANSFER, above="5.0"),
+        Slow(_mover(mode), _TRANSFER, above="5.0"),
         Slow(PREFILL, _LEASE, {"outcome": "released"}, above="5.0"),
+        *([Logged(PREFILL, "nixl.push.unmatched")] if mode == "push" else []),
     ]
 
 
@@ -230,15 +233,21 @@ def _leases_expire() -> list[Signal]:
 
 
 def _prefill_is_killed(mode: str) -> list[Signal]:
-    moved = _transfers_fail(DECODE) if mode == "pull" else []
-    known = [*_handshakes_fail(DECODE), *moved, *_receives_fail()]
+    own = _transfers_fail(DECODE) if mode == "pull" else [Rise(DECODE, _REGISTRATIONS, {"event": "failed"})]
+    known = [*_handshakes_fail(DECODE), *own, *_receives_fail()]
     # Nothing was under way: that a new engine answers is all that D can see.
     return [*known, Rise(DECODE, _HANDSHAKE, {"error_type": ""}), Down(PREFILL)]
 
 
 def _decode_is_killed(mode: str) -> list[Signal]:
-    moved = [*_transfers_fail(PREFILL), *_handshakes_fail(PREFILL)] if mode == "push" else []
-    return [*moved, *_leases_expire(), Down(DECODE)]
+    own = [*_transfers_fail(PREFILL), *_handshakes_fail(PREFILL)] if mode == "push" else []
+    unmatched: list[Signal] = [Logged(PREFILL, "nixl.push.unmatched")] if mode == "push" else []
+    return [*own, *_leases_expire(), *unmatched, Down(DECODE)]
+
+
+def _lease_is_outlasted() -> list[Signal]:
+    read = Rise(PREFILL, "nixl_invalid_kv_total", {"reason": "read_after_expiry"})
+    return [*_leases_expire(), read, Logged(PREFILL, "nixl.invalid_kv"), Rise(PREFILL, _EXPIRED_OF_VLLM)]
 
 
 def _own_health(what: str, *signals: str) -> list[Signal]:
@@ -293,7 +302,7 @@ FAULTS: Final = {
             f"SIGSTOP to all its processes, SIGCONT after {STOPPED_SECONDS:.0f} s",
             "requests take so much longer",
             lambda stage: _stop(stage.scene.pair.prefill),
-            lambda mode: [*_all_is_slow(_mover(mode)), Down(PREFILL)],
+            lambda mode: [*_all_is_slow(mode), Down(PREFILL)],
         ),
         Fault(
             "stop_d",
@@ -301,7 +310,7 @@ FAULTS: Final = {
             f"SIGSTOP to all its processes, SIGCONT after {STOPPED_SECONDS:.0f} s",
             "requests take so much longer; KV is held at P meanwhile",
             lambda stage: _stop(stage.scene.pair.decode),
-            lambda mode: [*_all_is_slow(_mover(mode)), Down(DECODE)],
+            lambda mode: [*_all_is_slow(mode), Down(DECODE)],
         ),
         Fault(
             "kill_p",
@@ -352,7 +361,7 @@ FAULTS: Final = {
             "while P has other work",
             "P frees KV that nobody fetched; vLLM lets D fetch it all the same, whatever is there by then",
             _outlast_the_lease,
-            lambda mode: [*_leases_expire(), Rise(PREFILL, "vllm:nixl_num_kv_expired_reqs_total")],
+            lambda mode: _lease_is_outlasted(),
             lease_seconds=LEASE_SECONDS,
         ),
     )
