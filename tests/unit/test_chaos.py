@@ -32,13 +32,18 @@ from benchmarks.chaos.load import (
     recovery_seconds,
     tally,
 )
+from benchmarks.chaos.malformed import flood
 from benchmarks.chaos.proxy import SideChannelProxy
 from benchmarks.chaos.scene import Sizes
 from benchmarks.chaos.signals import Down, Logged, Named, Rise, Silence, Slow, seen
 from benchmarks.chaos.trial import Observation
 from benchmarks.chaos.watch import Look, Track
 from benchmarks.load import Request
+from nixl_telemetry.operations.handshake_request import HandshakeRequests
+from nixl_telemetry.seam.listener import HandshakeListener
+from nixl_telemetry.signals.semconv import RequestResult
 from nixl_telemetry.testbed import MetricsSnapshot, TinyModel
+from tests.support.observed import Observed
 from tests.support.peers import wait_until
 
 # ------------------------------------------------------------------------------------------------------------- Requests
@@ -475,3 +480,34 @@ def test_a_side_channel_is_cut_and_restored() -> None:
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(("127.0.0.1", proxy.port), 10)
                 proxy.restore()
+
+
+# ------------------------------------------------------------------------------------------------------------ The flood
+
+
+def test_every_message_of_the_flood_is_malformed(observed: Observed) -> None:
+    """The listener counts each of them once, and serves no one."""
+    requests = HandshakeRequests(observed.telemetry)
+    errors: list[Exception] = []
+    listener = HandshakeListener(b"get_meta_msg", {(0, 0): b"payload"}, requests, None, errors.append)
+    listener.bind("127.0.0.1", 0)
+    assert listener._server is not None
+    stop = threading.Event()
+    thread = threading.Thread(target=listener.serve, args=(stop,))
+    thread.start()
+    try:
+        sent = flood(listener._server.getsockname()[1], count=400, seconds=1.0)
+        assert sent == 400
+        assert wait_until(lambda: requests.count(RequestResult.MALFORMED) >= sent, 30)
+    finally:
+        stop.set()
+        thread.join()
+        listener.close()
+
+    assert {str(result): requests.count(result) for result in RequestResult} == {
+        "served": 0,
+        "malformed": 400,
+        "unknown_rank": 0,
+        "not_allowed": 0,
+    }
+    assert errors == []
