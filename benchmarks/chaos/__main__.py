@@ -88,6 +88,8 @@ def _brief(observation: Observation) -> str:
     named = f"named by {observation.named[0].signal}; " if observation.named else ""
     seconds = observation.recovery_seconds
     recovered = "not recovered" if seconds is None else f"recovered in {seconds:.1f} s"
+    if observation.recovered_with_new_router is not None:
+        recovered += f", with a new router {'it is' if observation.recovered_with_new_router else 'neither'}"
     healed = "" if observation.healed else "; the telemetry is not well"
     return f"served {served}; {named}{recovered}{healed}" + "".join(
         f"; {text}" for text in (observation.failure, observation.missing) if text

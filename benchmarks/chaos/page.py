@@ -40,6 +40,7 @@ Where the suite sees nothing it is one of Prometheus's own or of vLLM's, and no 
 
 **Recovered** is a pair that serves {NEEDED} requests one after the other within {LIMIT_SECONDS:.0f} s after the fault.
 The time is that of the first of them.
+Where it does not, the router is started anew, to see whether that was what kept it.
 Where a collector, a disk or a folder was gone, what it takes has to come again as well.
 
 **Accounts** are sums over the counters of one life of a process, read when the load is over:
@@ -84,8 +85,8 @@ def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
         named.replace("|", "\\|"),
         f"{entry['served']} of {entry['sent']}",
         f"{entry['stock_served']} of {entry['stock_sent']}",
-        _seconds(entry["recovered"], entry["recovery_s"]),
-        _seconds(entry["stock_recovered"], entry["stock_recovery_s"]),
+        _recovery(entry, ""),
+        _recovery(entry, "stock_"),
         "add up" if entry["identity_holds"] else "**do not**",
     )
 
@@ -98,8 +99,10 @@ def _mode(name: str) -> str:
     return name.partition(".")[2]
 
 
-def _seconds(recovered: bool, seconds: float | None) -> str:
-    return f"{seconds:g} s" if recovered else "**no**"
+def _recovery(entry: Mapping[str, Any], prefix: str) -> str:
+    if entry[f"{prefix}recovered"]:
+        return f"{entry[f'{prefix}recovery_s']:g} s"
+    return "**no**; with a new router yes" if entry[f"{prefix}recovered_with_new_router"] else "**no**"
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

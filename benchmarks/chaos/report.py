@@ -35,6 +35,8 @@ def entry(ours: Observation, stock: Observation) -> dict[str, Any]:
         "recovery_s": _rounded(ours.recovery_seconds),
         "stock_recovered": stock.recovered,
         "stock_recovery_s": _rounded(stock.recovery_seconds),
+        "recovered_with_new_router": ours.recovered_with_new_router,
+        "stock_recovered_with_new_router": stock.recovered_with_new_router,
         "identity_holds": ours.identity_holds,
         "identity": {account.subject: {**account.numbers, "holds": account.holds} for account in ours.accounts},
         "missing": ours.missing,
@@ -83,8 +85,8 @@ def sentence(name: str, made: Mapping[str, Any]) -> str:
     parts = [
         f"{made['served']} of {made['sent']} served (stock {made['stock_served']} of {made['stock_sent']})",
         f"named by {made['named_by']} after {made['named_after_s']} s" if made["named_by"] else "NOT NAMED",
-        _recovery("recovered", made["recovered"], made["recovery_s"]),
-        _recovery("stock recovered", made["stock_recovered"], made["stock_recovery_s"]),
+        _recovery("recovered", made, ""),
+        _recovery("stock recovered", made, "stock_"),
         "accounts add up" if made["identity_holds"] else "accounts DO NOT ADD UP",
     ]
     return f"{name}: {'; '.join(parts)}" + "".join(f"\n    PROBLEM: {problem}" for problem in made["problems"])
@@ -106,8 +108,10 @@ def _phases(observation: Observation) -> dict[str, list[int]]:
     return {name: [tally.sent, tally.served] for name, tally in named.items()}
 
 
-def _recovery(what: str, recovered: bool, seconds: float | None) -> str:
-    return f"{what} in {seconds} s" if recovered else f"NOT {what}"
+def _recovery(what: str, made: Mapping[str, Any], prefix: str) -> str:
+    if made[f"{prefix}recovered"]:
+        return f"{what} in {made[f'{prefix}recovery_s']} s"
+    return f"NOT {what}" + (", with a new router it is" if made[f"{prefix}recovered_with_new_router"] else "")
 
 
 def _rounded(value: float | None) -> float | None:

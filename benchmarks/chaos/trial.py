@@ -26,6 +26,8 @@ LIMIT_SECONDS: Final = 60.0
 """In which it has to."""
 _SETTLE_SECONDS: Final = 45.0
 """For what is under way to end: vLLM's leases have 30 s."""
+_ROUTER_SECONDS: Final = 40.0
+"""For requests that wait in vain, and for those after them."""
 _POLL_SECONDS: Final = 0.5
 
 
@@ -46,6 +48,8 @@ class Observation:
     healed: bool = True
     """Whether the telemetry itself is well again."""
     details: Mapping[str, Any] = field(default_factory=dict)
+    recovered_with_new_router: bool | None = None
+    """Where it did not recover: whether it did once the router was started anew."""
     failure: str = ""
     """What went wrong with an instance or the router that should not have, in one line."""
 
@@ -74,19 +78,24 @@ def observe(fault: Fault, scene: Scene) -> Observation:
                 failure = str(error).partition("\n")[0]
             end = time.monotonic()
             healed = not failure and _wait_until_well(fault, scene, load, end)
-        outcomes = load.outcomes
+            seconds = recovery_seconds(load.outcomes, end, NEEDED, LIMIT_SECONDS)
+            cut = phases(load.outcomes, begin, end)
+            with_new_router = None
+            if seconds is None and not failure and not fault.past_the_router:
+                with_new_router = _recovers_with_new_router(scene, load)
         failure = failure or _dead(scene)
         found, missing = _settled(scene) if scene.instrumented and not failure else ([], "")
         track = watch.track(begin, end)
     return Observation(
-        phases(outcomes, begin, end),
-        recovery_seconds(outcomes, end, NEEDED, LIMIT_SECONDS),
+        cut,
+        seconds,
         (before, scene.sizes()),
         seen(fault.named_by(scene.mode), track) if scene.instrumented else (),
         found,
         missing,
         healed or not scene.instrumented,
         dict(scene.details),
+        with_new_router,
         failure,
     )
 
@@ -100,6 +109,17 @@ def _wait_until_well(fault: Fault, scene: Scene, load: Load, end: float) -> bool
         healed = not scene.instrumented or fault.healed(scene)
         if (serves and healed and since >= AFTER_SECONDS) or since >= LIMIT_SECONDS:
             return healed
+
+
+def _recovers_with_new_router(scene: Scene, load: Load) -> bool:
+    """Whether it is the router alone that keeps the pair from serving."""
+    scene.restart_router()
+    since = time.monotonic()
+    while time.monotonic() - since < _ROUTER_SECONDS:
+        time.sleep(_POLL_SECONDS)
+        if recovery_seconds(load.outcomes, since, NEEDED, _ROUTER_SECONDS) is not None:
+            return True
+    return False
 
 
 def _dead(scene: Scene) -> str:

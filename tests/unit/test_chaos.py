@@ -412,6 +412,16 @@ def test_where_stock_does_not_recover_nothing_is_asked() -> None:
     assert problems(entry) == []
 
 
+def test_it_may_be_the_router_that_does_not_recover() -> None:
+    """Then the line and the page say so."""
+    changes = {"recovery_seconds": None, "recovered_with_new_router": True}
+    entry = report.entry(observation(**changes), observation(recovery_seconds=None, recovered_with_new_router=False))
+
+    assert "; NOT recovered, with a new router it is; NOT stock recovered; " in report.sentence("kill_p.push", entry)
+    made = page.make(report.merge({}, ANYWHERE, {"kill_p.push": entry}))
+    assert "| **no**; with a new router yes | **no** | add up |" in made
+
+
 ANYWHERE = machine.describe()
 
 
