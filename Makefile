@@ -31,7 +31,7 @@ export PYTHONUNBUFFERED := 1
 # Where bytecode is not written, each of the many vLLM processes compiles vLLM and torch anew: 18 s instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo bench clean
+.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo bench chaos clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ demo: venv router ## real prefill and decode servers and a router; metrics, span
 
 bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (half an hour)
 	@$(BIN)/python -m benchmarks.run
+
+chaos: venv router ## break things under load, beside stock vLLM: benchmarks/chaos.json and docs/resilience.md (an hour)
+	@$(BIN)/python -m benchmarks.chaos
 
 clean: ## remove outputs and caches; keeps .venv and .venvs
 	@rm -rf demo-out site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -182,6 +182,13 @@ class ManagedProcess:
         seconds = time.monotonic() - (self._stop_requested_at or time.monotonic())
         return ExitReport(self._returncode, seconds, self._killed)
 
+    def kill(self) -> ExitReport:
+        """Ends the child and everything below it by SIGKILL, without a warning, as a machine does that loses power."""
+        for info in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(info.pid, signal.SIGKILL)
+        return self.stop()
+
     def log_text(self) -> str:
         """Returns everything the child and its descendants have written."""
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""

@@ -51,7 +51,7 @@ class Router:
     """One router in front of prefill and decode instances.
 
     Attributes:
-        process: The operating system's side: pid, members, log, signals.
+        process: The operating system's side: pid, members, log, signals; another one after ``restart``.
         port: Where it takes requests.
         metrics_port: Where Prometheus scrapes it.
     """
@@ -84,19 +84,19 @@ class Router:
         self.port, self.metrics_port = self._reservation.ports
         instances = [part for url in prefill for part in ("--prefill", url)]
         instances += [part for url in decode for part in ("--decode", url)]
-        self.process = ManagedProcess(
-            name,
-            [
-                *(str(executable or find_router()), "--vllm-pd-disaggregation", *instances),
-                *("--kv-connector", "nixl", "--policy", policy),
-                *("--host", LOOPBACK, "--port", str(self.port)),
-                *("--prometheus-host", LOOPBACK, "--prometheus-port", str(self.metrics_port)),
-                *("--worker-startup-check-interval", str(_WORKER_CHECK_SECONDS)),
-                *args,
-            ],
-            work_dir=work_dir,
-            env={**os.environ, **(env or {})},
-        )
+        self._argv = [
+            *(str(executable or find_router()), "--vllm-pd-disaggregation", *instances),
+            *("--kv-connector", "nixl", "--policy", policy),
+            *("--host", LOOPBACK, "--port", str(self.port)),
+            *("--prometheus-host", LOOPBACK, "--prometheus-port", str(self.metrics_port)),
+            *("--worker-startup-check-interval", str(_WORKER_CHECK_SECONDS)),
+            *args,
+        ]
+        self._name = name
+        self._work_dir = work_dir
+        self._env = {**os.environ, **(env or {})}
+        self._restarts = 0
+        self.process = self._new_process(name)
 
     @property
     def url(self) -> str:
@@ -105,6 +105,16 @@ class Router:
 
     def start(self) -> None:
         """Starts the router and returns at once."""
+        self.process.start()
+
+    def restart(self) -> None:
+        """Starts the router anew, on the same ports and with a log of its own, and returns at once.
+
+        What still runs of it is stopped first.
+        """
+        self.process.stop()
+        self._restarts += 1
+        self.process = self._new_process(f"{self._name}-{self._restarts}")
         self.process.start()
 
     def wait_healthy(self, timeout: float = 60.0) -> float:
@@ -131,6 +141,9 @@ class Router:
         report = self.process.stop()
         self._reservation.close()
         return report
+
+    def _new_process(self, name: str) -> ManagedProcess:
+        return ManagedProcess(name, self._argv, work_dir=self._work_dir, env=self._env)
 
     def __enter__(self) -> Router:
         try:

@@ -33,7 +33,7 @@ class VllmServer:
     Attributes:
         name: Names the log file, too.
         config: What it runs.
-        process: The operating system's side: pid, members, log, signals.
+        process: The operating system's side: pid, members, log, signals; another one after ``restart``.
         port: Where the API listens.
         side_channel_port: Where the connector answers handshakes.
     """
@@ -49,17 +49,14 @@ class VllmServer:
         """
         self.name = name
         self.config = config
+        self._work_dir = work_dir
+        self._stop_timeout = stop_timeout
         self._api = PortReservation()
         self._side_channel = PortReservation(config.data_parallel_size, consecutive=True)
         self.port = self._api.ports[0]
         self.side_channel_port = self._side_channel.ports[0]
-        self.process = ManagedProcess(
-            name,
-            config.argv(self.port),
-            work_dir=work_dir,
-            env=config.environment(self.side_channel_port),
-            stop_timeout=stop_timeout,
-        )
+        self._restarts = 0
+        self.process = self._new_process(name)
 
     @property
     def url(self) -> str:
@@ -68,6 +65,16 @@ class VllmServer:
 
     def start(self) -> None:
         """Starts the server and returns at once."""
+        self.process.start()
+
+    def restart(self) -> None:
+        """Starts the server anew, on the same ports and with a log of its own, and returns at once.
+
+        What still runs of it is stopped first. The new one has another engine id.
+        """
+        self.process.stop()
+        self._restarts += 1
+        self.process = self._new_process(f"{self.name}-{self._restarts}")
         self.process.start()
 
     def wait_healthy(self, timeout: float = START_SECONDS, progress: Progress | None = None) -> float:
@@ -112,6 +119,15 @@ class VllmServer:
         self._api.close()
         self._side_channel.close()
         return report
+
+    def _new_process(self, name: str) -> ManagedProcess:
+        return ManagedProcess(
+            name,
+            self.config.argv(self.port),
+            work_dir=self._work_dir,
+            env=self.config.environment(self.side_channel_port),
+            stop_timeout=self._stop_timeout,
+        )
 
     def __enter__(self) -> VllmServer:
         try:
