@@ -457,7 +457,7 @@ def test_the_page_is_that_of_the_committed_results() -> None:
     found = report.load()
 
     assert page.PATH.read_text(encoding="utf-8") == page.make(found)
-    assert set(found["faults"]) == {f"{name}.{mode}" for name in FAULTS for mode in ("pull", "push")}
+    assert set(found["faults"]) <= {f"{name}.{mode}" for name in FAULTS for mode in ("pull", "push")}
 
 
 def test_a_fault_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
