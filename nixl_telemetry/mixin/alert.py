@@ -39,6 +39,10 @@ class Alert:
         object.__setattr__(self, "expr", cleandoc(self.expr))
 
 
+COUNT = '{{ $value | printf "%.0f" }}'
+"""The template of a number of events: `increase` extrapolates, and nobody has refused 1.07 handshakes."""
+
+
 def model_in_job(config: MixinConfig) -> str:
     """The template of a description that says which deployment it is about."""
     return f"{{{{ $labels.model_name }}}} in {{{{ $labels.{config.job_label} }}}}"

@@ -48,25 +48,19 @@ def rules_file(config: MixinConfig) -> str:
     return dump({"groups": build_rules(config)})
 
 
-def prometheus_rule(
-    config: MixinConfig,
-    name: str = "nixl-telemetry",
-    namespace: str | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> str:
+def prometheus_rule(config: MixinConfig, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> str:
     """The rules as a resource of the Prometheus operator.
 
     Args:
         config: The configuration.
-        name: Name of the resource.
-        namespace: Its namespace; ``None`` for that of whoever applies it.
-        labels: Labels by which the operator's Prometheus selects it.
+        namespace: Namespace of the resource; ``None`` for that of whoever applies it.
+        labels: Labels by which a Prometheus selects it.
     """
-    metadata = {
-        "name": name,
-        **({"namespace": namespace} if namespace else {}),
-        **({"labels": dict(labels)} if labels else {}),
-    }
+    metadata: dict[str, Any] = {"name": "nixl-telemetry"}
+    if namespace:
+        metadata["namespace"] = namespace
+    if labels:
+        metadata["labels"] = dict(labels)
     return dump(
         {
             "apiVersion": "monitoring.coreos.com/v1",
