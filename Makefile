@@ -44,8 +44,10 @@ router: $(ROUTER_STAMP) ## .venvs/router with vllm-router
 
 contract: $(CONTRACT_STAMP) ## .venvs/contract with the Python sources of the other supported vLLM versions
 
+# Where Debian starts what it installs, the server is stopped: nobody asked for one.
 promtool: ## promtool, from Debian's prometheus
-	@$(call need,promtool,prometheus)
+	@command -v promtool >/dev/null \
+		|| { $(call apt,prometheus); systemctl --quiet disable --now prometheus 2>/dev/null || true; }
 
 older: $(OLDER_STAMPS) ## .venvs/vllm-<version> with older releases of vLLM, for rolling upgrades (4 GB each)
 
