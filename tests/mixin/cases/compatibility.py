@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mixin.case import MODEL, Case, Kind, series
 
-_LINK: Final = "nixl-handshakes?var-job=pd&var-model_name=org%2Fmodel"
+_LINK: Final = "nixl-handshakes?var-job=pd&var-model=org%2Fmodel"
 _DEPLOYMENT: Final = {"job": "pd", "model_name": MODEL}
 
 
@@ -145,7 +145,7 @@ CASES: Final = (
         {"compat_hash": "bb"},
         {"compat_hash": "cc", "transfer_mode": "push"},
         f"The pull instances of {MODEL} in pd have 2 compatibility hashes. Handshakes between these are refused.",
-        "&var-transfer_mode=pull",
+        "&var-mode=pull",
     ),
     *_mixed(
         "NixlConnectorVersionsMixed",

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mixin.case import MODEL, Case, Kind, series
 
-_LINK: Final = "nixl-handshakes?var-job=pd&var-model_name=org%2Fmodel"
+_LINK: Final = "nixl-handshakes?var-job=pd&var-model=org%2Fmodel"
 _DEPLOYMENT: Final = {"job": "pd", "model_name": MODEL}
 _RATIO: Final = "job_model_name:nixl_handshake_failures_per_handshakes:ratio_rate10m"
 

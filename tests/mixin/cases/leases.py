@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mixin.case import MODEL, Case, Kind, series, vllm
 
-_LINK: Final = "nixl-push-leases?var-job=pd&var-model_name=org%2Fmodel"
+_LINK: Final = "nixl-push-leases?var-job=pd&var-model=org%2Fmodel"
 _DEPLOYMENT: Final = {"job": "pd", "model_name": MODEL}
 
 _EXPIRED: Final = (

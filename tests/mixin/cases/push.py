@@ -30,7 +30,7 @@ CASES: Final = (
         labels={"job": "pd", "model_name": MODEL},
         description=f"20% of the registrations that reach P of {MODEL} in pd match no request there. Their requests "
         "wait on the decode side.",
-        link="nixl-push-leases?var-job=pd&var-model_name=org%2Fmodel",
+        link="nixl-push-leases?var-job=pd&var-model=org%2Fmodel",
     ),
     Case(
         "NixlPushUnmatched",

@@ -21,7 +21,7 @@ def _cases(alert: str, severity: str, metric: str, description: str) -> tuple[Ca
             onset=11,
             labels={"job": "pd", "model_name": MODEL, "signal": "spans"},
             description=description,
-            link="nixl-telemetry-health?var-job=pd&var-model_name=org%2Fmodel",
+            link="nixl-telemetry-health?var-job=pd&var-model=org%2Fmodel",
         ),
         Case(alert, severity, Kind.THRESHOLD, "none", counted("0x60")),
         Case(alert, severity, Kind.RESET, "an instance with old ones restarts", counted("900x30 0x30")),
