@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-// The page: /?board=<address>&prometheus=<address>&from=<time>&to=<time>&scrape=<milliseconds>
+// The page: /?board=<address>&prometheus=<address>&from=<ms>&to=<ms>&scrape=<ms>
 
 import './boot';
 import '@fontsource/inter/400.css';
@@ -47,7 +47,8 @@ async function draw(root: HTMLElement): Promise<void> {
   await initPluginTranslations('preview', []);
   const board = await (await fetch(asked('board'))).json();
   setTitle(board.title);
-  const scene = sceneOf(board, { from: asked('from'), to: asked('to') });
+  const moment = (name: string) => new Date(Number(asked(name))).toISOString();
+  const scene = sceneOf(board, { from: moment('from'), to: moment('to') });
   createRoot(root).render(<Page title={board.title} scene={scene} />);
 }
 

@@ -3,7 +3,7 @@
 // A Grafana data source on Prometheus' HTTP API. Grafana's own (@grafana/prometheus) is under the AGPL.
 
 import { DataFrame, DataSourceApi } from '@grafana/data';
-import { sceneGraph, SceneObject } from '@grafana/scenes';
+import { sceneGraph, SceneObject, VizPanel } from '@grafana/scenes';
 
 import { Answer, framesOf, seriesOf, Target } from './frames';
 import { addError, addQuery } from './report';
@@ -65,7 +65,8 @@ export class Prometheus extends DataSourceApi<any, any> {
             end: seconds(to),
             step: String(stepMs / 1000),
           });
-    addQuery({ panel: String(request.panelId), refId: target.refId, expr, series: seriesOf(answer).length });
+    const panel = sceneGraph.getAncestor(sceneOf(request.scopedVars), VizPanel).state.title;
+    addQuery({ panel, refId: target.refId, expr, series: seriesOf(answer).length });
     return answer;
   }
 
@@ -97,14 +98,18 @@ export class Prometheus extends DataSourceApi<any, any> {
 
 /** Put the variables' values into a text, as Grafana's Prometheus data source does: as regular expressions. */
 function interpolate(text: string, scopedVars: any): string {
-  const scene: SceneObject = scopedVars.__sceneObject.value.valueOf();
-  return sceneGraph.interpolate(scene, text, scopedVars, (value: any, variable: any) => {
+  return sceneGraph.interpolate(sceneOf(scopedVars), text, scopedVars, (value: any, variable: any) => {
     if (!variable.multi && !variable.includeAll) {
       return String(value).replace(/["\\]/g, '\\$&');
     }
     const values = [value].flat().map((one) => String(one).replace(/[\\^$*+?.()|[\]{}]/g, '\\\\$&'));
     return values.length > 1 ? `(${values.join('|')})` : values[0];
   });
+}
+
+/** Who asks: a panel's queries, or a variable. */
+function sceneOf(scopedVars: any): SceneObject {
+  return scopedVars.__sceneObject.value.valueOf();
 }
 
 function duration(ms: number): string {
