@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+// SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 // Checks boards against Grafana's own types (@grafana/schema), strictly: an unknown key is an error.
 //
 //     node schema.mjs <board.json>...
@@ -27,6 +29,11 @@ const KNOWN = [
     key: /^(auto|auto_count|auto_min)$/,
     reason: 'the SDK has one type for all kinds of variables; these are of the kind "interval"',
   },
+  {
+    place: /^annotation /,
+    key: /^(expr|step|titleFormat|textFormat|useValueForTime)$/,
+    reason: 'what Prometheus is asked for an annotation is the data source\'s, and stands beside the common keys',
+  },
   { place: /options$/, key: /^footer$/, reason: 'the table of Grafana before 12 had its footer there' },
   { place: /custom$/, key: /^cellOptions$/, reason: 'Grafana fills in the type of a cell that does not say' },
 ];
@@ -52,6 +59,7 @@ export function checker() {
   const dashboard = add(DASHBOARD, 'Dashboard');
   const validate = {
     dashboard: ajv.getSchema(dashboard),
+    annotation: ajv.compile({ $ref: `${dashboard}#/definitions/AnnotationQuery` }),
     variable: ajv.compile({ $ref: `${dashboard}#/definitions/VariableModel` }),
     panel: ajv.compile({ $ref: `${dashboard}#/definitions/Panel` }),
     row: ajv.compile({ $ref: `${dashboard}#/definitions/RowPanel` }),
@@ -68,8 +76,11 @@ export function checker() {
 }
 
 function* problems(board, validate) {
-  const { panels, templating, ...rest } = board;
-  yield* found('board', validate.dashboard, { ...rest, panels: [], templating: { list: [] } });
+  const { panels, templating, annotations, ...rest } = board;
+  yield* found('board', validate.dashboard, rest);
+  for (const annotation of annotations?.list ?? []) {
+    yield* found(`annotation ${annotation.name}`, validate.annotation, annotation);
+  }
   for (const variable of templating?.list ?? []) {
     yield* found(`variable ${variable.name}`, validate.variable, variable);
   }
