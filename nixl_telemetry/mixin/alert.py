@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Literal
 
+from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.duration import Duration
 
 Severity = Literal["critical", "warning", "info"]
@@ -36,6 +37,11 @@ class Alert:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expr", cleandoc(self.expr))
+
+
+def model_in_job(config: MixinConfig) -> str:
+    """The template of a description that says which deployment it is about."""
+    return f"{{{{ $labels.model_name }}}} in {{{{ $labels.{config.job_label} }}}}"
 
 
 @dataclass(frozen=True)

@@ -208,15 +208,14 @@ class MixinConfig(BaseModel):
 
     # Instances
 
-    target_memory: Duration = lasting(
-        "1d", "A job is one of NIXL's for so long after an instance of it last told of itself."
+    memory: Duration = lasting(
+        "6h",
+        "So long after an instance last told of itself its job is one of NIXL's, and its model one that is missed. "
+        "What was taken away on purpose is not told of for days.",
     )
     target_down_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
     targets_down_share: Ratio = Field(0.5, description="The rest cannot carry the load of more than half.")
     targets_down_for: Duration = lasting("5m", "A rolling restart does not take half of a fleet at once.")
-    absent_memory: Duration = lasting(
-        "6h", "So long it is told of a model that is not served any more; then it was meant so."
-    )
     absent_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
 
     # Telemetry

@@ -8,12 +8,18 @@ from typing import Any, Final
 import yaml
 
 from nixl_telemetry.mixin.alert import Alert
-from nixl_telemetry.mixin.alerts import compatibility
+from nixl_telemetry.mixin.alerts import compatibility, handshakes, instances, leases, push, telemetry, transfers
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import recordings
 
 _AREAS: Final = {
     "compatibility": compatibility.alerts,
+    "handshakes": handshakes.alerts,
+    "transfers": transfers.alerts,
+    "leases": leases.alerts,
+    "push": push.alerts,
+    "instances": instances.alerts,
+    "telemetry": telemetry.alerts,
 }
 
 Group = dict[str, Any]
@@ -39,7 +45,7 @@ def build_rules(config: MixinConfig) -> list[Group]:
 
 def rules_file(config: MixinConfig) -> str:
     """The rules as Prometheus reads them from a file."""
-    return _dump({"groups": build_rules(config)})
+    return dump({"groups": build_rules(config)})
 
 
 def prometheus_rule(
@@ -61,7 +67,7 @@ def prometheus_rule(
         **({"namespace": namespace} if namespace else {}),
         **({"labels": dict(labels)} if labels else {}),
     }
-    return _dump(
+    return dump(
         {
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PrometheusRule",
@@ -110,5 +116,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _text)
 
 
-def _dump(document: dict[str, Any]) -> str:
+def dump(document: Any) -> str:
+    """A document as YAML that people can read: keys as they come, texts of several lines as such."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
