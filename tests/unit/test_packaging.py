@@ -45,12 +45,13 @@ RULES: Final = {
     "signals":     Rule(always="settings forking compat audit"),
     "operations":  Rule(always="settings compat audit signals"),
     "seam":        Rule(always="settings compat audit signals operations", engine=True),
+    "mixin":       Rule(always="compat signals"),  # dashboards and alerts over the metrics
     # entry points: what vLLM loads
     "connectors":  Rule(always="settings signals seam plugin"),
     "plugin":      Rule(always="settings", lazily="seam connectors"),
     # entry points: what an operator starts, also where vLLM is not installed
     "testbed":     Rule(always="settings compat signals"),
-    "cli":         Rule(always="settings compat audit signals operations testbed", lazily="seam"),
+    "cli":         Rule(always="settings compat audit signals operations testbed mixin", lazily="seam"),
 }  # fmt: skip
 
 ENGINE: Final = frozenset({"vllm", "nixl", "torch"})
