@@ -8,7 +8,7 @@ NIXL_VERSION := 1.5.1
 
 VENV := .venv
 BIN := $(VENV)/bin
-GENERATED := docs/signals.md docs/configuration.md
+GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml
 
 SOAK_SECONDS ?= 3600
 
@@ -31,7 +31,7 @@ export PYTHONUNBUFFERED := 1
 # Where bytecode is not written, each of the many vLLM processes compiles vLLM and torch anew: 18 s instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo bench chaos clean
+.PHONY: help venv router contract older promtool fmt lint type docs generate check-generated fast mixin test soak demo bench chaos clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,11 @@ venv: $(VENV_STAMP) ## .venv with the package, vLLM and NIXL for the CPU, and th
 router: $(ROUTER_STAMP) ## .venvs/router with vllm-router
 
 contract: $(CONTRACT_STAMP) ## .venvs/contract with the Python sources of the other supported vLLM versions
+
+# Where Debian starts what it installs, the server is stopped: nobody asked for one.
+promtool: ## promtool, from Debian's prometheus
+	@command -v promtool >/dev/null \
+		|| { $(call apt,prometheus); systemctl --quiet disable --now prometheus 2>/dev/null || true; }
 
 older: $(OLDER_STAMPS) ## .venvs/vllm-<version> with older releases of vLLM, for rolling upgrades (4 GB each)
 
@@ -115,19 +120,23 @@ docs: $(VENV_STAMP) ## build the documentation into site/; a warning is an error
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "docs: site/index.html"
 
-generate: $(VENV_STAMP) ## write the documentation that comes from the code
+generate: $(VENV_STAMP) ## write the documentation and the rules that come from the code
 	@$(BIN)/python -m tools.generate_docs
+	@$(BIN)/python -m tools.generate_mixin
 
-check-generated: generate ## fail if that documentation is not the committed one
+check-generated: generate ## fail if those are not the committed ones
 	@$(call need,git,git)
 	@git -c safe.directory='$(CURDIR)' ls-files --error-unmatch $(GENERATED) >/dev/null
 	@git -c safe.directory='$(CURDIR)' diff --exit-code -- $(GENERATED)
 
 fast: $(VENV_STAMP) ## the tests that need neither vLLM nor servers (under 30 s)
-	@$(BIN)/pytest -m 'not vllm and not e2e'
+	@$(BIN)/pytest -m 'not vllm and not e2e and not live'
 
-test: venv router contract older lint type check-generated docs ## everything: all checks and all tests (CI runs this)
-	@$(BIN)/pytest
+mixin: promtool check-generated ## the alerts, runbooks and dashboards (under a minute)
+	@$(BIN)/pytest -m 'not live' tests/mixin
+
+test: venv router contract older promtool lint type check-generated docs ## everything: all checks and all tests (CI runs this)
+	@$(BIN)/pytest -m 'not live'
 
 soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away and comes back
 	@NIXLTEL_TESTBED_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/e2e/test_soak.py

@@ -13,6 +13,8 @@ OUT: Final = Path(mixin.__file__).parent / "boards"
 
 ALERTS: Final = MixinConfig.load()
 """Where an alert begins, a board shows it: by the defaults, of which no number is written twice."""
+TRANSFER_BUDGET: Final = round(1 - ALERTS.transfer_objective, 6)
+"""Share of transfers that may fail."""
 
 TITLE_PREFIX: Final = "NIXL / "
 TAG: Final = "nixl-mixin"
@@ -38,11 +40,12 @@ OF_OUTCOME: Final = {
     "succeeded": GOOD,
     "received": GOOD,
     "released": GOOD,
-    "served": GOOD,
     "failed": BAD,
     "expired": BAD,
     "timeout": ATTENTION,
 }
+OF_RESULT: Final = {"served": GOOD, "malformed": ATTENTION, "unknown_rank": "yellow", "not_allowed": BAD}
+OF_EVENT: Final = {"sent": "blue", "received": "purple", "matched": GOOD, "failed": BAD}
 
 
 def runbook(alert: str) -> str:

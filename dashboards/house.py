@@ -3,9 +3,9 @@
 """The house style, once: a board's module says what is shown, and here is how."""
 
 import inspect
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -30,50 +30,18 @@ from grafana_foundation_sdk.models import (
 from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue
 
 from dashboards import config
-from dashboards.variables import DATA_SOURCE, SELECTED, TARGETS, variables
+from dashboards.queries import Query
+from dashboards.variables import DATA_SOURCE, variables
 
 Panel = TypeVar("Panel", lines.Panel, stats.Panel, tables.Panel, heatmaps.Panel)
+Link = builders.DashboardLink
 AnyPanel = lines.Panel | stats.Panel | tables.Panel | heatmaps.Panel | texts.Panel
 
 NOTHING: Final = "nothing reported by the selected instances"
 """What a panel says whose metric nobody exports."""
 
 
-@dataclass(frozen=True)
-class Query:
-    """PromQL with SELECTED (or TARGETS) where the board's variables go, and the name of what it gives."""
-
-    expr: str
-    legend: str = ""
-
-    def promql(self) -> str:
-        """The query as Grafana gets it."""
-        return inspect.cleandoc(self.expr).replace("SELECTED", SELECTED).replace("TARGETS", TARGETS)
-
-
-def quantiles(histogram: str, legend: str = "", by: str = "", low: float = 0.5, high: float = 0.99) -> list[Query]:
-    """Two quantiles of a histogram, whose name and matchers are given, by labels such as `direction`."""
-    grouping = ", ".join(filter(None, ["le", by]))
-    return [
-        Query(
-            f"histogram_quantile({q}, sum by ({grouping}) (rate({histogram}[$__rate_interval])))",
-            f"p{q * 100:g} {legend}".strip(),
-        )
-        for q in (high, low)
-    ]
-
-
-def fraction(part: str, whole: str) -> str:
-    """The share of one rate in another; 0 while nothing happens, for 0 / 0 would be no value."""
-    return f"{part} / clamp_min({whole}, 1e-9)"
-
-
-def age(timestamp: str, by: str) -> str:
-    """How long ago a timestamp is, by instance and one more label; 0 while it is 0, which means that there is none."""
-    return f"max by (instance, {by}) ((time() - {timestamp}) * ({timestamp} > bool 0))"
-
-
-def traces(title: str, traceql: str) -> builders.DashboardLink:
+def traces(title: str, traceql: str) -> Link:
     """A link to the spans behind a panel's values, in the trace store that the board's variable names."""
     query = {"refId": "A", "queryType": "traceql", "query": traceql, "datasource": {"uid": "${trace}"}}
     pane = {"datasource": "${trace}", "queries": [query], "range": {"from": "${__from}", "to": "${__to}"}}
@@ -81,7 +49,7 @@ def traces(title: str, traceql: str) -> builders.DashboardLink:
     return _link(title, f"/explore?schemaVersion=1&panes={panes}")
 
 
-def board_link(title: str, uid: str) -> builders.DashboardLink:
+def board_link(title: str, uid: str) -> Link:
     """A link to another board, for the same time and the same choice of instances."""
     return _link(title, f"/d/{uid}?${{__url_time_range}}&${{__all_variables}}", blank=False)
 
@@ -98,7 +66,7 @@ def timeseries(
     limit: float | None = None,
     colours: Mapping[str, str] | None = None,
     runbooks: Sequence[str] = (),
-    links: Sequence[builders.DashboardLink] = (),
+    links: Sequence[Link] = (),
 ) -> lines.Panel:
     """Lines from 0 up; the lower quantile is dashed.
 
@@ -131,7 +99,7 @@ def timeseries(
         .tooltip(parts.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
         .line_width(1)
         .fill_opacity(40 if stack else 10)
-        .show_points(common.VisibilityMode.NEVER)
+        .show_points(common.VisibilityMode.AUTO)
         .color_scheme(builders.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
         .data_links(list(links))
     )
@@ -140,6 +108,8 @@ def timeseries(
     if limit is not None:
         panel.thresholds(_steps({limit: config.BAD}, "transparent"))
         panel.thresholds_style(parts.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED))
+    if colours is None and any(query.legend.startswith("p50") for query in queries):
+        colours = {"/^p/": "blue"}
     for name, colour in (colours or {}).items():
         override = panel.override_by_regexp if name.startswith("/") else panel.override_by_name
         override(name, [DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})])
@@ -158,7 +128,7 @@ def stat(
     whole: bool = False,
     span: int = 4,
     runbooks: Sequence[str] = (),
-    links: Sequence[builders.DashboardLink] = (),
+    links: Sequence[Link] = (),
 ) -> stats.Panel:
     """One number, and a line of its past unless it is about the `whole` time; judged by `steps`, green below them."""
     return (
@@ -167,7 +137,7 @@ def stat(
         .no_value(NOTHING if not steps else "0")
         .reduce_options(parts.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.NONE if whole else common.BigValueGraphMode.AREA)
-        .color_mode(common.BigValueColorMode.BACKGROUND if steps else common.BigValueColorMode.VALUE)
+        .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if steps else common.BigValueColorMode.VALUE)
         .thresholds(_steps(steps or {}, config.GOOD if steps else "blue"))
         .data_links(list(links))
     )
@@ -264,14 +234,16 @@ def transform(name: str, **options: object) -> DataTransformerConfig:
     return DataTransformerConfig(name, options=options)
 
 
-def about(markdown: str) -> texts.Panel:
-    """The last panel of each board."""
-    panel = texts.Panel().title("About this board").description("What the board is for, and what it cannot show.")
-    return panel.mode(text_models.TextMode.MARKDOWN).content(inspect.cleandoc(markdown)).span(24).height(6)
+def coloured_text(colours: Mapping[str, str]) -> dict[str, object]:
+    """Settings of a column whose texts have colours."""
+    mapped = {text: {"color": colour, "text": text} for text, colour in colours.items()}
+    return {"custom.cellOptions": {"type": "color-text"}, "mappings": [{"type": "value", "options": mapped}]}
 
 
-def board(uid: str, title: str, description: str, rows: Mapping[str, Sequence[AnyPanel]]) -> models.Dashboard:
-    """A board of rows of panels, in order; its panels are numbered in order, too."""
+def board(
+    uid: str, title: str, description: str, rows: Mapping[str, Sequence[AnyPanel]], *, about: str
+) -> models.Dashboard:
+    """A board of rows of panels, in order; panels are numbered in order, too, and the last one says what to know."""
     made = (
         builders.Dashboard(f"{config.TITLE_PREFIX}{title}")
         .uid(uid)
@@ -293,13 +265,11 @@ def board(uid: str, title: str, description: str, rows: Mapping[str, Sequence[An
             .keep_time(True)
         )
     )
-    number = 0
-    for row, panels in rows.items():
-        number += 1
-        made.with_row(builders.Row(row).id(number))
+    number = itertools.count(1)
+    for row, panels in {**rows, "About": [_about(about)]}.items():
+        made.with_row(builders.Row(row).id(next(number)))
         for panel in panels:
-            number += 1
-            made.with_panel(panel.id(number))
+            made.with_panel(panel.id(next(number)))
     return made.build()
 
 
@@ -327,6 +297,11 @@ def _common(
     return panel
 
 
+def _about(markdown: str) -> texts.Panel:
+    panel = texts.Panel().title("About this board").description("What the board is for, and what it cannot show.")
+    return panel.mode(text_models.TextMode.MARKDOWN).content(inspect.cleandoc(markdown)).span(24).height(5)
+
+
 def _annotations() -> list[Builder[models.AnnotationQuery]]:
     def annotation(name: str, colour: str, expr: str, text: str) -> builders.AnnotationQuery:
         made = builders.AnnotationQuery().name(name).icon_color(colour).datasource(DATA_SOURCE).enable(True)
@@ -347,7 +322,7 @@ def _annotations() -> list[Builder[models.AnnotationQuery]]:
     ]
 
 
-def _link(title: str, url: str, *, blank: bool = True) -> builders.DashboardLink:
+def _link(title: str, url: str, *, blank: bool = True) -> Link:
     return builders.DashboardLink(title).type(models.DashboardLinkType.LINK).url(url).target_blank(blank)
 
 

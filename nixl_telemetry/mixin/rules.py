@@ -48,25 +48,19 @@ def rules_file(config: MixinConfig) -> str:
     return dump({"groups": build_rules(config)})
 
 
-def prometheus_rule(
-    config: MixinConfig,
-    name: str = "nixl-telemetry",
-    namespace: str | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> str:
+def prometheus_rule(config: MixinConfig, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> str:
     """The rules as a resource of the Prometheus operator.
 
     Args:
         config: The configuration.
-        name: Name of the resource.
-        namespace: Its namespace; ``None`` for that of whoever applies it.
-        labels: Labels by which the operator's Prometheus selects it.
+        namespace: Namespace of the resource; ``None`` for that of whoever applies it.
+        labels: Labels by which a Prometheus selects it.
     """
-    metadata = {
-        "name": name,
-        **({"namespace": namespace} if namespace else {}),
-        **({"labels": dict(labels)} if labels else {}),
-    }
+    metadata: dict[str, Any] = {"name": "nixl-telemetry"}
+    if namespace:
+        metadata["namespace"] = namespace
+    if labels:
+        metadata["labels"] = dict(labels)
     return dump(
         {
             "apiVersion": "monitoring.coreos.com/v1",
@@ -84,8 +78,8 @@ def runbook_url(alert: Alert, config: MixinConfig) -> str:
 
 def dashboard_url(alert: Alert, config: MixinConfig) -> str:
     """Where its board is, with the variables set to the alert's labels."""
-    label = {"job": config.job_label}
-    query = "&".join(f"var-{name}={{{{ $labels.{label.get(name, name)} | urlquery }}}}" for name in alert.variables)
+    label = {"job": config.job_label, "model": "model_name", "mode": "transfer_mode"}
+    query = "&".join(f"var-{name}={{{{ $labels.{label[name]} | urlquery }}}}" for name in alert.variables)
     return f"{config.grafana_url}/d/{alert.board}" + (f"?{query}" if query else "")
 
 

@@ -6,7 +6,7 @@ What a stock instance is made of is on none of its metrics: only instrumented on
 that was refused may be a stock one.
 """
 
-from nixl_telemetry.mixin.alert import Alert, model_in_job
+from nixl_telemetry.mixin.alert import COUNT, Alert, model_in_job
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import rejections
 
@@ -16,7 +16,7 @@ _BOARD = "nixl-handshakes"
 def alerts(c: MixinConfig) -> tuple[Alert, ...]:
     """Mismatches that were met, differences that will be, and whether a mismatch is refused at all."""
     model = model_in_job(c)
-    refused = f"Instances of {model} refused {{{{ $value | humanize }}}} handshakes in {c.event_window}"
+    refused = f"Instances of {model} refused handshakes, {COUNT} in {c.event_window}"
     events = ("event_for", "event_window")
     return (
         Alert(
@@ -64,7 +64,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             "Handshakes between these are refused.",
             _BOARD,
             ("mixed_for",),
-            ("job", "model_name", "transfer_mode"),
+            ("job", "model", "mode"),
         ),
         Alert(
             "NixlConnectorVersionsMixed",

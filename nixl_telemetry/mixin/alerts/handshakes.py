@@ -6,7 +6,7 @@ A pair that fits has one handshake, one that does not has a handshake with each 
 requests, and rises at once.
 """
 
-from nixl_telemetry.mixin.alert import Alert, model_in_job
+from nixl_telemetry.mixin.alert import COUNT, Alert, model_in_job
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import events, handshake_failures, handshakes
 
@@ -78,8 +78,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             ) > {c.listener_refused:g}
             """,
             "Handshake listeners refuse what they are asked.",
-            f"Handshake listeners of {model} refused {{{{ $value | humanize }}}} queries in {c.event_window}: "
-            "{{ $labels.result }}.",
+            f"Handshake listeners of {model} refused queries, {COUNT} in {c.event_window}: {{{{ $labels.result }}}}.",
             _BOARD,
             ("listener_refused", "listener_for", "event_window"),
         ),
@@ -89,7 +88,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             c.event_for,
             f"sum by ({c.by('source')}) ({events('nixl_mode_conflicts_total', c)}) > 0",
             "An instance met another transfer mode than its own.",
-            f"Instances of {model} met the other transfer mode {{{{ $value | humanize }}}} times in {c.event_window}: "
+            f"Instances of {model} met the other transfer mode, {COUNT} times in {c.event_window}: "
             "{{ $labels.source }}.",
             _BOARD,
             ("event_for", "event_window"),

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether KV that waits on a prefill instance is fetched, freed and right."""
 
-from nixl_telemetry.mixin.alert import Alert, model_in_job
+from nixl_telemetry.mixin.alert import COUNT, Alert, model_in_job
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import events
 
@@ -66,8 +66,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             c.invalid_kv_for,
             invalid("read_after_expiry|failed_load_served"),
             "Answers may be made of another request's KV.",
-            f"The KV of {{{{ $value | humanize }}}} requests of {model} may have been wrong in {c.event_window}: "
-            "{{ $labels.reason }}.",
+            f"Requests of {model} whose KV may have been wrong, {COUNT} in {c.event_window}: {{{{ $labels.reason }}}}.",
             _BOARD,
             ("invalid_kv_for", "event_window"),
         ),
@@ -78,7 +77,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             c.event_for,
             invalid("unknown_request|failed_load_recomputed"),
             "KV was not used as it was meant to be.",
-            f"{{{{ $value | humanize }}}} requests of {model} in {c.event_window}: {{{{ $labels.reason }}}}.",
+            f"Requests of {model}, {COUNT} in {c.event_window}: {{{{ $labels.reason }}}}.",
             _BOARD,
             ("event_for", "event_window"),
         ),
