@@ -13,7 +13,8 @@ from tools.mixin_live.prometheus import SCRAPE_SECONDS, Prometheus, QueryError, 
 Board = Mapping[str, Any]
 STEP_SECONDS: Final = 5
 _ALL: Final = ".*"
-_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$(\w+)|\[\[(\w+)\]\]")
+_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::\w+)?\}|\$([A-Za-z_]\w*)|\[\[(\w+)\]\]")
+"""In the three ways of writing one; `$1` is a group of label_replace."""
 
 
 class UnknownVariableError(ValueError):

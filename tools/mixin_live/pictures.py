@@ -5,7 +5,6 @@
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 import threading
 import time
@@ -20,14 +19,13 @@ from urllib.parse import urlencode
 from PIL import Image
 
 from nixl_telemetry.testbed import LOOPBACK, ManagedProcess
+from tools.mixin_live.frontend import PREVIEW
 from tools.mixin_live.panels import STEP_SECONDS, Window
 
-PREVIEW: Final = Path(__file__).resolve().parents[2] / "dashboards" / "preview"
 WIDTH: Final = 1400
 _FIRST_HEIGHT: Final = 900
 _COLORS: Final = 96
 """So many are enough for a board, and make its picture small enough for a repository."""
-_NPM_SECONDS: Final = 900
 _DRAW_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
 _VIRTUAL_MS: Final = 20_000
@@ -43,32 +41,6 @@ _OPTIONS: Final = (
 
 class PictureError(RuntimeError):
     """A board was not drawn, or not as it should be; the message says why."""
-
-
-def build() -> None:
-    """Install the renderer's packages, where that is needed, and bundle it.
-
-    Raises:
-        PictureError: npm or the bundler failed.
-    """
-    stamp = PREVIEW / "node_modules" / ".package-lock.json"
-    if not stamp.exists() or stamp.stat().st_mtime < (PREVIEW / "package-lock.json").stat().st_mtime:
-        _npm("ci", "--ignore-scripts", "--no-audit", "--no-fund")
-        stamp.touch()
-    _npm("run", "build")
-
-
-def _npm(*arguments: str) -> None:
-    done = subprocess.run(
-        ["npm", "--silent", *arguments],  # noqa: S607 - found by PATH
-        cwd=PREVIEW,
-        capture_output=True,
-        text=True,
-        timeout=_NPM_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise PictureError(f"npm {' '.join(arguments)} failed: {(done.stderr or done.stdout).strip()[-800:]}")
 
 
 class Pages:
