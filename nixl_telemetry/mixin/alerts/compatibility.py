@@ -6,52 +6,48 @@ What a stock instance is made of is on none of its metrics: only instrumented on
 that was refused may be a stock one.
 """
 
-from nixl_telemetry.mixin.alert import Alert
+from nixl_telemetry.mixin.alert import COUNT, Alert, model_in_job
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import rejections
 
 _BOARD = "nixl-handshakes"
-_REJECTED = (
-    "Instances of {{ $labels.model_name }} in {{ $labels.JOB }} refused {{ $value | humanize }} handshakes in WINDOW "
-)
 
 
 def alerts(c: MixinConfig) -> tuple[Alert, ...]:
     """Mismatches that were met, differences that will be, and whether a mismatch is refused at all."""
-    rejected = _REJECTED.replace("JOB", c.job_label).replace("WINDOW", str(c.event_window))
-    model = f"{{{{ $labels.model_name }}}} in {{{{ $labels.{c.job_label} }}}}"
+    model = model_in_job(c)
+    refused = f"Instances of {model} refused handshakes, {COUNT} in {c.event_window}"
+    events = ("event_for", "event_window")
     return (
         Alert(
             "NixlCompatMismatch",
             "warning",
             c.event_for,
             f"{rejections(c)} > 0",
-            "A prefill and a decode instance are incompatible and were paired.",
-            f"{rejected}because {{{{ $labels.factor }}}} differs. Requests paired so fail until one side is changed.",
+            "Incompatible prefill and decode instances are paired.",
+            f"{refused}: {{{{ $labels.factor }}}} differs. Requests paired so fail until one side is changed.",
             _BOARD,
-            ("event_window", "event_for"),
+            events,
         ),
         Alert(
             "NixlTransferModeMismatch",
             "warning",
             c.event_for,
             f'{rejections(c)}{{factor="transfer_mode"}} > 0',
-            "A pull and a push instance were paired.",
-            f"{rejected}because one side pulls and the other pushes. Requests paired so fail until one has the other "
-            "connector.",
+            "A pull and a push instance are paired.",
+            f"{refused}: one side pulls and the other pushes. Requests paired so fail until one is changed.",
             _BOARD,
-            ("event_window", "event_for"),
+            events,
         ),
         Alert(
             "NixlConnectorVersionMismatch",
             "warning",
             c.event_for,
             f'{rejections(c)}{{factor=~"nixl_connector_version|vllm_version"}} > 0',
-            "Two versions of vLLM or of its NIXL connector were paired.",
-            f"{rejected}because {{{{ $labels.factor }}}} differs. Requests paired so fail until both sides run one "
-            "release.",
+            "Two versions of vLLM or of its NIXL connector are paired.",
+            f"{refused}: {{{{ $labels.factor }}}} differs. Requests paired so fail until both sides run one release.",
             _BOARD,
-            ("event_window", "event_for"),
+            events,
         ),
         # In one mode: push and pull instances have different hashes by construction.
         Alert(
@@ -65,10 +61,10 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             """,
             "Instances of one model and transfer mode have different compatibility hashes.",
             f"The {{{{ $labels.transfer_mode }}}} instances of {model} have {{{{ $value }}}} compatibility hashes. "
-            "Handshakes between them are refused.",
+            "Handshakes between these are refused.",
             _BOARD,
             ("mixed_for",),
-            ("job", "model_name", "transfer_mode"),
+            ("job", "model", "mode"),
         ),
         Alert(
             "NixlConnectorVersionsMixed",
@@ -103,13 +99,13 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             "warning",
             c.enforcement_off_for,
             f'count by ({c.by()}) (nixl_connector_info{{handshake_enforced="false"}}) > 0',
-            "Instances take peers whose compatibility hash differs.",
+            "Instances would take peers whose compatibility hash differs.",
             f"{{{{ $value }}}} engines of {model} run with enforce_handshake_compat set to false. KV that does not fit "
             "would give wrong output.",
             _BOARD,
             ("enforcement_off_for",),
         ),
-        # No rate: the pair goes on exchanging KV after its one handshake, until one of the two is restarted.
+        # No rate: after its one handshake the pair goes on exchanging KV, until one of the two is restarted.
         Alert(
             "NixlEnforcementOff",
             "critical",
