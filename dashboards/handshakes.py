@@ -4,11 +4,9 @@
 
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
 from dashboards.compatibility import fit
-from dashboards.house import AnyPanel, heatmap, organize, table, timeseries, traces
+from dashboards.house import Panel, heatmap, organize, table, timeseries, traces
 from dashboards.queries import Query, fraction, quantiles, rates, total
 
 _ALL: Final = "nixl_handshake_duration_seconds_count{SELECTED}"
@@ -17,7 +15,7 @@ _SLOW: Final = config.ALERTS.handshake_slow_quantile
 _FAILED: Final = 'nixl_handshake_duration_seconds_count{SELECTED, error_type!=""}'
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board for a fleet whose halves may not fit."""
     return house.board(
         config.HANDSHAKES,
@@ -39,7 +37,7 @@ def board() -> Dashboard:
     )
 
 
-def _handshakes() -> list[AnyPanel]:
+def _handshakes() -> list[Panel]:
     failed = traces("Failed handshakes in traces", '{ name = "nixl.handshake" && status = error }')
     return [
         timeseries(
@@ -57,7 +55,7 @@ def _handshakes() -> list[AnyPanel]:
             "0 while there are no handshakes.",
             "percentunit",
             Query(fraction(total(_FAILED), total(_ALL)), "failed"),
-            limit=config.ALERTS.handshake_failure_warning,
+            limit="handshake_failure_warning",
             colours=config.OF_OUTCOME,
             span=6,
             runbooks=["NixlHandshakeFailureRatioHigh"],
@@ -79,7 +77,7 @@ def _handshakes() -> list[AnyPanel]:
             "From the first query to the last registered rank.",
             "s",
             *quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type=""}', other=_SLOW),
-            limit=config.ALERTS.handshake_slow_seconds,
+            limit="handshake_slow_seconds",
             runbooks=["NixlHandshakeSlow"],
             links=[traces("Slow handshakes in traces", '{ name = "nixl.handshake" && duration > 1s }')],
         ),
@@ -125,7 +123,7 @@ def _handshakes() -> list[AnyPanel]:
     ]
 
 
-def _over_time() -> list[AnyPanel]:
+def _over_time() -> list[Panel]:
     return [
         timeseries(
             "Versions",

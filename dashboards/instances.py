@@ -3,10 +3,10 @@
 """Who is there: every engine with a NIXL connector, stock ones too."""
 
 from dashboards import config
-from dashboards.house import AnyPanel, coloured_text, organize, table
+from dashboards.house import Panel, coloured_text, organize, table
 
 
-def instances() -> list[AnyPanel]:
+def instances() -> list[Panel]:
     """The row with one line for each engine."""
     return [
         table(

@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Prefill by decode: how much KV moves between each pair, and which peers are slow."""
 
-from dashboards.house import AnyPanel, matrix, merge, organize, table
+from dashboards.house import Panel, matrix, merge, organize, table
 
 
-def between_whom() -> list[AnyPanel]:
+def between_whom() -> list[Panel]:
     """The row with the pairs."""
     return [
         table(
