@@ -83,7 +83,8 @@ def provisioning(boards: Mapping[str, Board]) -> dict[str, str]:
 
 
 _PROVIDER: Final = """\
-# Grafana reads this from its provisioning folder, and the boards from the path below.
+# Grafana reads this from its provisioning folder (/etc/grafana/provisioning), and the boards from the path below:
+# put the folder dashboards there, or write another path.
 apiVersion: 1
 providers:
   - name: nixl
@@ -101,7 +102,6 @@ datasources:
     type: prometheus
     access: proxy
     url: http://prometheus:9090
-    isDefault: true
     jsonData:
       timeInterval: 15s # how often Prometheus scrapes
 """
