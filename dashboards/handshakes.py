@@ -7,7 +7,7 @@ from typing import Final
 from dashboards import config, house
 from dashboards.compatibility import fit
 from dashboards.house import Panel, heatmap, organize, table, timeseries, traces
-from dashboards.queries import Query, fraction, quantiles, rates, total
+from dashboards.queries import Query, fraction, rare_quantiles, rates, total
 
 _ALL: Final = "nixl_handshake_duration_seconds_count{SELECTED}"
 _GOOD: Final = 'nixl_handshake_duration_seconds_count{SELECTED, error_type=""}'
@@ -74,18 +74,18 @@ def _handshakes() -> list[Panel]:
         ),
         timeseries(
             "Duration of handshakes that succeed",
-            "From the first query to the last registered rank.",
+            "From the first query to the last registered rank; 0 while there are none.",
             "s",
-            *quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type=""}', other=_SLOW),
+            *rare_quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type=""}', other=_SLOW),
             limit="handshake_slow_seconds",
             runbooks=["NixlHandshakeSlow"],
             links=[traces("Slow handshakes in traces", '{ name = "nixl.handshake" && duration > 1s }')],
         ),
         timeseries(
             "Duration of handshakes that fail",
-            "vLLM waits 5 s for an answer.",
+            "vLLM waits 5 s for an answer. 0 while there are none.",
             "s",
-            *quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type!=""}', other=_SLOW),
+            *rare_quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type!=""}', other=_SLOW),
             links=[failed],
         ),
         heatmap(

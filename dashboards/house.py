@@ -56,8 +56,8 @@ class Board:
     knobs: Mapping[str, tuple[str | None, ...]]
 
 
-NOTHING: Final = "nothing reported by the selected instances"
-"""What a panel says whose metric nobody exports."""
+NOTHING: Final = "nothing from these instances in this time"
+"""What a panel says that has no values."""
 _TOP: Final = {"ops": 0.01, "short": 1, "percentunit": 0.1, "s": 0.001, "Bps": 1000, "bytes": 1000}
 """Where an axis ends at least, by unit: Grafana's own for nothing but zeros is 100, and 10,000 %."""
 

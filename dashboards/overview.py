@@ -69,7 +69,7 @@ def _flowing() -> list[Panel]:
         ),
         stat(
             "Transfer p99",
-            "99 of 100 transfers took less. The delay until vLLM looks, once per engine step, is in it.",
+            "99 of 100 transfers took less; 0 while there are none. The delay until vLLM looks, once per engine step, is in it.",
             "s",
             p99('nixl_transfer_duration_seconds_bucket{SELECTED, error_type=""}'),
             steps={"transfer_slow_seconds": config.ATTENTION},

@@ -40,7 +40,10 @@ def between_whom() -> list[Panel]:
             / (sum by (instance, peer) (rate(nixl_peer_transfer_seconds_total{SELECTED}[$__rate_interval])) > 0)
             """,
             "sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED}[$__rate_interval]))",
-            'sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED, error_type!=""}[$__rate_interval]))',
+            """
+            sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED, error_type!=""}[$__rate_interval]))
+            or 0 * sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED}[$__rate_interval]))
+            """,
             "time() - max by (instance, peer) (nixl_peer_last_success_timestamp_seconds{SELECTED} > 0)",
             steps=[
                 merge(),
@@ -61,7 +64,7 @@ def between_whom() -> list[Panel]:
                 "Instance": {"custom.width": 150},
                 "Bandwidth": {"unit": "Bps"},
                 "Transfers": {"unit": "ops"},
-                "Failures": {"unit": "ops", "noValue": "0"},
+                "Failures": {"unit": "ops"},
                 "Last success": {"unit": "s", "decimals": 0},
             },
             sort="Bandwidth",

@@ -236,7 +236,7 @@ def test_the_list_has_every_board() -> None:
     assert "NIXL / Push and leases" in result.stdout
 
 
-# ----------------------------------------------------------------------------------------------------------- The package
+# ----------------------------------------------------------------------------------------------------------- Package
 
 
 def test_the_wheel_ships_the_boards_and_exports_them_without_the_sdk(tmp_path: Path) -> None:
