@@ -148,6 +148,7 @@ def fit() -> list[Panel]:
             "explained. Seen by the side that began the handshake.",
             "ops",
             rates("nixl_handshake_rejections_total{SELECTED}", by="factor"),
+            colours=config.of_values("nixl_handshake_rejections_total", "factor"),
             many=True,
             span=12,
             runbooks=["NixlCompatMismatch", "NixlTransferModeMismatch", "NixlConnectorVersionMismatch"],

@@ -5,6 +5,7 @@
 from typing import Final
 
 from nixl_telemetry.mixin.config import MixinConfig
+from nixl_telemetry.signals.catalogue import CATALOGUE
 
 ALERTS: Final = MixinConfig.load()
 """Where an alert begins, a board shows it: by the defaults, of which no number is written twice."""
@@ -37,6 +38,15 @@ OF_OUTCOME: Final = {
 }
 OF_RESULT: Final = {"served": GOOD, "malformed": ATTENTION, "unknown_rank": "yellow", "not_allowed": BAD}
 OF_EVENT: Final = {"sent": "blue", "received": "purple", "matched": GOOD, "failed": BAD}
+_DISTINCT: Final = [
+    f"{shade}{hue}" for shade in ("", "dark-", "light-") for hue in ("red", "orange", "purple", "blue", "yellow")
+]
+
+
+def of_values(metric: str, label: str) -> dict[str, str]:
+    """A colour for each value of a label that tells what failed, the same on all boards; none of them is green."""
+    (values,) = (each.values for each in CATALOGUE[metric].labels if each.name == label)
+    return dict(zip(filter(None, values), _DISTINCT, strict=False))
 
 
 def runbook(alert: str) -> str:

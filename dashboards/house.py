@@ -119,10 +119,10 @@ def timeseries(
         .no_value(NOTHING)
         .legend(legend)
         .tooltip(parts.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
-        .line_width(1)
-        .fill_opacity(40 if stack else 10)
+        .line_width(0 if stack else 1)  # the line of a 0 would be on top of the stack
+        .fill_opacity(60 if stack else 10)
         .show_points(common.VisibilityMode.AUTO)
-        .color_scheme(builders.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        .color_scheme(builders.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
         .data_links(list(links))
     )
     if stack:

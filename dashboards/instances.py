@@ -11,7 +11,8 @@ def instances() -> list[Panel]:
     return [
         table(
             "Instances",
-            "One row for each engine. Stock instances tell neither their mode nor their versions.",
+            "One row for each engine. Connector is its version, hash the beginning of the compatibility hash. Stock "
+            "instances tell neither their mode nor their versions.",
             """
             label_replace(
               group by (instance, engine, model_name, kv_role, transfer_mode, connector_version, vllm_version,
@@ -31,11 +32,11 @@ def instances() -> list[Panel]:
                     model_name="Model",
                     kv_role="Role",
                     transfer_mode="Mode",
-                    connector_version="Connector version",
+                    connector_version="Connector",
                     vllm_version="vLLM",
                     nixl_version="NIXL",
-                    hash="Compatibility hash",
-                    handshake_enforced="Hash enforced",
+                    hash="Hash",
+                    handshake_enforced="Enforced",
                     hidden=["Time", "Value", "compat_hash"],
                 ),
             ],
@@ -44,7 +45,7 @@ def instances() -> list[Panel]:
                 "Engine": {"custom.width": 70},
                 "Mode": {"custom.width": 80},
                 "Model": {"custom.width": 250},
-                "Hash enforced": coloured_text({"true": "text", "false": config.ATTENTION}),
+                "Enforced": coloured_text({"true": "text", "false": config.ATTENTION}),
             },
             sort="Instance",
             none="",

@@ -69,7 +69,7 @@ def _flowing() -> list[Panel]:
         ),
         stat(
             "Transfer p99",
-            "99 of 100 transfers took less; 0 while there are none. The delay until vLLM looks, once per engine step, is in it.",
+            "99 of 100 transfers took less, the delay until vLLM looks included; 0 while there are none.",
             "s",
             p99('nixl_transfer_duration_seconds_bucket{SELECTED, error_type=""}'),
             steps={"transfer_slow_seconds": config.ATTENTION},
@@ -189,6 +189,7 @@ def _failing() -> list[Panel]:
             "Seen by the side that began the handshake.",
             "ops",
             rates(_FAILED_HANDSHAKES, by="error_type"),
+            colours=config.of_values("nixl_handshake_duration_seconds", "error_type"),
             many=True,
             span=10,
             runbooks=["NixlHandshakeFailureRatioHigh"],
@@ -202,6 +203,7 @@ def _failing() -> list[Panel]:
             "Seen by the side that moves the KV: decode in pull, prefill in push.",
             "ops",
             rates(_FAILED_TRANSFERS, by="error_type"),
+            colours=config.of_values("nixl_transfer_duration_seconds", "error_type"),
             span=7,
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[

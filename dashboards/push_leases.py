@@ -217,6 +217,7 @@ def _wrong() -> list[Panel]:
             "not loaded; `failed_load_recomputed` is right, at the price of a prefill.",
             "ops",
             rates("nixl_invalid_kv_total{SELECTED}", by="reason"),
+            colours=config.of_values("nixl_invalid_kv_total", "reason"),
             many=True,
             span=12,
             runbooks=["NixlInvalidKv"],

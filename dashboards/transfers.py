@@ -136,6 +136,7 @@ def _transfers() -> list[Panel]:
             "`transfer_setup`: NIXL would not prepare or post it; `transfer_failed`: it was posted and failed.",
             "ops",
             rates(_FAILED, by="error_type"),
+            colours=config.of_values("nixl_transfer_duration_seconds", "error_type"),
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[_failed()],
         ),
