@@ -118,7 +118,8 @@ def fit() -> list[Panel]:
         table(
             "Factors of all instances, side by side",
             "One row for each factor of the compatibility hash, one column for each instance. What differs between "
-            "the instances of a model comes first, marked with ≠. Stock instances tell no factors.",
+            "the instances of a model comes first, marked with ≠; `not hashed` is what an instance's version does not "
+            "know. Stock instances tell no factors.",
             _CELLS,
             steps=matrix(rows="factor", columns="instance", cells="cell", title="Factor"),
             columns={"/.*/": {**_MARKED, "custom.minWidth": 130}, "Factor": {"custom.width": 200}},

@@ -4,7 +4,7 @@
 
 from dashboards import config, house
 from dashboards.house import Panel, merge, organize, stat, table, timeseries, traces
-from dashboards.queries import Query, events, rates
+from dashboards.queries import OF_NIXL, Query, events, rates, targets
 
 
 def board() -> house.Board:
@@ -67,9 +67,9 @@ def _summary() -> list[Panel]:
         ),
         stat(
             "Instances down",
-            "Instances that Prometheus cannot scrape.",
+            "Instances that Prometheus cannot scrape, of jobs in which there was a NIXL connector.",
             "short",
-            "count(up{TARGETS} == 0) or vector(0)",
+            targets(up=0),
             steps={1: config.BAD},
             runbooks=["NixlTargetDown", "NixlMetricsAbsent"],
         ),
@@ -135,10 +135,10 @@ def _scraping() -> list[Panel]:
     return [
         timeseries(
             "Instances up and down",
-            "By whether Prometheus could scrape them.",
+            "By whether Prometheus could scrape them; of jobs in which there was a NIXL connector.",
             "short",
-            Query("count(up{TARGETS} == 1) or vector(0)", "up"),
-            Query("count(up{TARGETS} == 0) or vector(0)", "down"),
+            Query(targets(up=1), "up"),
+            Query(targets(up=0), "down"),
             stack=True,
             colours={"up": config.GOOD, "down": config.BAD},
             runbooks=["NixlTargetDown", "NixlMetricsAbsent"],
@@ -147,14 +147,14 @@ def _scraping() -> list[Panel]:
             "Time of a scrape, the longest",
             "vLLM's API server answers between requests: a slow answer is a busy server.",
             "s",
-            Query("topk(5, scrape_duration_seconds{TARGETS})", "{{instance}}"),
+            Query(f"topk(5, scrape_duration_seconds{{TARGETS}} {OF_NIXL})", "{{instance}}"),
             many=True,
         ),
         timeseries(
             "Samples of a scrape, the most",
             "All metrics of vLLM. It does not grow with traffic.",
             "short",
-            Query("topk(5, scrape_samples_scraped{TARGETS})", "{{instance}}"),
+            Query(f"topk(5, scrape_samples_scraped{{TARGETS}} {OF_NIXL})", "{{instance}}"),
             many=True,
         ),
     ]

@@ -31,7 +31,7 @@ from grafana_foundation_sdk.models import (
 from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue
 
 from dashboards import config
-from dashboards.queries import Query
+from dashboards.queries import OF_NIXL, Query
 from dashboards.variables import DATA_SOURCE, variables
 from nixl_telemetry.mixin.boards import TITLE_PREFIX, threshold
 
@@ -159,7 +159,7 @@ def stat(
     panel = (
         _common(stats.Panel(), title, description, span, 4, [Query(query, title)], runbooks, instant=whole)
         .unit(unit)
-        .no_value(NOTHING if not steps else "0")
+        .no_value("no data")
         .reduce_options(parts.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.NONE if whole else common.BigValueGraphMode.AREA)
         .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if steps else common.BigValueColorMode.VALUE)
@@ -338,7 +338,7 @@ def _annotations() -> list[Builder[models.AnnotationQuery]]:
     versions = "count by (vllm_version, connector_version) (nixl_connector_info{SELECTED}%s)"
     return [
         # The value is when the process started: exact, and drawn once however often it is scraped.
-        annotation("Restarts", "yellow", "process_start_time_seconds{TARGETS} * 1000", "{{instance}}")
+        annotation("Restarts", "yellow", f"process_start_time_seconds{{TARGETS}} * 1000 {OF_NIXL}", "{{instance}}")
         .step("60s")
         .use_value_for_time(True),
         annotation(

@@ -7,7 +7,7 @@ from typing import Final
 from dashboards import config, house
 from dashboards.house import Panel, board_link, stat, timeseries, traces
 from dashboards.instances import instances
-from dashboards.queries import Query, events, fraction, p99, quantiles, rates, total
+from dashboards.queries import Query, events, fraction, p99, quantiles, rates, targets, total
 
 _HANDSHAKES: Final = "nixl_handshake_duration_seconds_count{SELECTED}"
 _FAILED_HANDSHAKES: Final = 'nixl_handshake_duration_seconds_count{SELECTED, error_type!=""}'
@@ -85,9 +85,9 @@ def _flowing() -> list[Panel]:
         ),
         stat(
             "Instances down",
-            "Instances that Prometheus cannot scrape.",
+            "Instances that Prometheus cannot scrape, of jobs in which there was a NIXL connector.",
             "short",
-            "count(up{TARGETS} == 0) or vector(0)",
+            targets(up=0),
             steps={1: config.BAD},
             runbooks=["NixlTargetDown", "NixlMetricsAbsent"],
         ),

@@ -4,8 +4,14 @@
 
 import inspect
 from dataclasses import dataclass
+from typing import Final
 
 from dashboards.variables import SELECTED, TARGETS
+
+_EVERY_ONE: Final = "vllm:nixl_bytes_transferred_count{TARGETS}"
+"""What every instance with a NIXL connector has, stock ones too."""
+OF_NIXL: Final = f"and on (job, instance) {_EVERY_ONE}"
+"""Without it, a query for what every target has finds those of other people too, while all jobs are chosen."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ def rare_quantiles(histogram: str, *, other: float) -> list[Query]:
 def p99(histogram: str) -> str:
     """99 of 100 are below; 0 where there are none."""
     return rare_quantiles(histogram, other=0.99)[0].expr
+
+
+def targets(up: int) -> str:
+    """How many instances are up (1) or down (0), of jobs that had a NIXL connector in the time shown."""
+    return f"count(up{{TARGETS}} == {up} and on (job) last_over_time({_EVERY_ONE}[$__range])) or vector(0)"
 
 
 def fraction(part: str, whole: str) -> str:

@@ -116,11 +116,13 @@ def _rewritten(value: Any, config: MixinConfig) -> Any:
             return [_rewritten(each, config) for each in value]
         case str():
             shown = _RUNBOOK.sub(lambda match: config.runbook_url.replace("{alert}", match[1]), value)
-            return re.sub(r'\bjob(?==~"|\)$)', config.job_label, shown)
+            return _JOB.sub(config.job_label, shown)
         case _:
             return value
 
 
+_JOB: Final = re.compile(r'\bjob(?==~")|(?<=, )job(?=\)$)')
+"""The label in matchers, and the one whose values a variable asks for."""
 _RUNBOOK: Final = re.compile(re.escape(MixinConfig().runbook_url).replace(r"\{alert\}", r"(\w+)"))
 
 

@@ -9,6 +9,7 @@ no exclusions.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import combinations
 from typing import Any, Final
 
@@ -298,6 +299,17 @@ def variables_of_all(board: Board) -> Faults:
     for each in variables(board, "query"):
         if not (each.get("multi") and each.get("includeAll") and each.get("allValue")):
             yield f"variable {each['name']} does not take several values, or all of them"
+
+
+@rule
+def targets_of_nixl_only(board: Board) -> Faults:
+    """Every target has `up` and its like; with all jobs chosen, those of other people have to stay out."""
+    queries = [*targets(board), *(("annotation", each) for each in board["annotations"]["list"])]
+    for title, query in queries:
+        with suppress(ValueError):  # another rule's
+            metrics = {selector.metric for selector in selectors(substituted(query["expr"]))}
+            if not any(metric.startswith(("nixl_", "vllm:nixl_")) for metric in metrics):
+                yield f"{title}: {', '.join(sorted(metrics))} is everybody's"
 
 
 @rule

@@ -179,6 +179,10 @@ FAULTS: Final[dict[str, list[Callable[[dict[str, Any]], Any]]]] = {
         lambda board: variable(board, "mode").pop("allValue"),
         lambda board: variable(board, "model").update(multi=False),
     ],
+    "targets-of-nixl-only": [
+        lambda board: query(board).update(expr='count(up{job=~"$job", instance=~"$instance"} == 0)'),
+        lambda board: board["annotations"]["list"][0].update(expr='process_start_time_seconds{job=~"$job"}'),
+    ],
     "legends-set": [
         lambda board: query(board).update(legendFormat=""),
         lambda board: query(board, "heatmap").pop("legendFormat"),
