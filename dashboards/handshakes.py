@@ -103,7 +103,6 @@ def _handshakes() -> list[Panel]:
               (increase(nixl_peer_handshakes_total{SELECTED, error_type!=""}[$__range]))
             or on () label_replace(vector(0), "peer", "none", "", "")
             """,
-            unit="short",
             steps=[organize(instance="Instance", peer="Peer", error_type="Cause", Value="Failures", hidden=["Time"])],
             columns={"Failures": {"decimals": 0}},
             sort="Failures",

@@ -105,7 +105,6 @@ def _errors() -> list[Panel]:
             "sum by (instance) (increase(nixl_telemetry_errors_total{SELECTED}[$__range]))",
             "sum by (instance) (increase(nixl_telemetry_dropped_total{SELECTED}[$__range]))",
             "sum by (instance) (increase(nixl_audit_records_total{SELECTED}[$__range]))",
-            unit="short",
             steps=[
                 merge(),
                 organize(

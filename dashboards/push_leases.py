@@ -30,7 +30,7 @@ def board() -> house.Board:
 
             In push the decode side sends a registration, where the KV is to be written, and the prefill side writes
             when it has both that and the KV. They meet by the request's id.
-            Panels on push are 0 in a pull fleet; headroom is measured in pull only.
+            Panels on push are 0 or empty in a pull fleet; headroom is measured in pull only.
             """,
     )
 
