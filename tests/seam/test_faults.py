@@ -4,6 +4,7 @@
 
 import ast
 import inspect
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,19 +18,34 @@ from tests.support.agents import move
 from tests.support.observed import Observed
 from tests.support.peers import CLOCK, peer
 
-HOOKS = [
-    (owner, name)
-    for module in (handshake, transfer, receive, lease, push_match, peer_traffic, tripwires, worker_observer, scheduler)
-    for owner in vars(module).values()
-    if inspect.isclass(owner) and owner.__module__ == module.__name__
-    for name, value in vars(owner).items()
-    if hasattr(value, "__guarded__")
-]
+Hook = tuple[type, str]
+
+
+def hooks_in(*modules: ModuleType) -> list[Hook]:
+    """The guarded methods of classes that these modules define."""
+    return [
+        (owner, name)
+        for module in modules
+        for owner in vars(module).values()
+        if inspect.isclass(owner) and owner.__module__ == module.__name__
+        for name, value in vars(owner).items()
+        if hasattr(value, "__guarded__")
+    ]
+
+
+def name_of(hook: Hook) -> str:
+    """As in an identifier."""
+    return f"{hook[0].__name__}.{hook[1]}"
+
+
+HOOKS = hooks_in(handshake, transfer, receive, lease, push_match, peer_traffic, tripwires, worker_observer, scheduler)
+OF_AGENT = hooks_in(transfer, peer_traffic)
+"""Those that an agent without a worker comes to."""
 
 
 def test_there_are_hooks() -> None:
     """The list below is made by looking; this is what it must find at least."""
-    names = {f"{owner.__name__}.{name}" for owner, name in HOOKS}
+    names = set(map(name_of, HOOKS))
 
     assert {
         "Handshake.finish",
@@ -40,7 +56,7 @@ def test_there_are_hooks() -> None:
     assert len(names) >= 25
 
 
-@pytest.fixture(params=HOOKS, ids=lambda hook: f"{hook[0].__name__}.{hook[1]}")
+@pytest.fixture(params=HOOKS, ids=name_of)
 def broken_hook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """One hook that raises."""
     owner, name = request.param
@@ -48,7 +64,7 @@ def broken_hook(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     def raises(self: Any, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError(f"injected into {name}")
 
-    raises.__qualname__ = f"{owner.__name__}.{name}"
+    raises.__qualname__ = name_of(request.param)
     monkeypatch.setattr(owner, name, guarded(raises))
     return raises.__qualname__
 
@@ -61,6 +77,7 @@ def test_a_handshake(broken_hook: str, observed: Observed, pull_worker: Any) -> 
         shake(pull_worker, port)
 
 
+@pytest.mark.parametrize("broken_hook", OF_AGENT, indirect=True, ids=name_of)
 def test_a_transfer(broken_hook: str, observed: Observed, make_pair: Any) -> None:
     """The memory arrives."""
     here, _table, local, remote = make_pair()
