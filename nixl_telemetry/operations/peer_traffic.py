@@ -3,7 +3,6 @@
 """What became of transfers and handshakes with each peer, and how fast each is: one sick pair among healthy ones."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -66,18 +65,12 @@ class Ended(Protocol):
 
     error: ErrorType | None
     end_ns: int
+    size_bytes: int
+    duration_s: float
 
     @property
     def peer(self) -> Peer:
         """With whom."""
-
-    @property
-    def size_bytes(self) -> int:
-        """What it has moved."""
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds."""
 
 
 class PeerTraffic:
@@ -107,21 +100,23 @@ class PeerTraffic:
 
     def transferred(self, ended: Iterable[Ended]) -> None:
         """Record transfers that ended together, on the engine's thread."""
-        counts: Counter[tuple[str, str]] = Counter()
-        moved: dict[str, list[Ended]] = {}
+        counts: dict[tuple[str, str], int] = {}
+        moved: dict[str, tuple[int, float, int]] = {}
         for transfer in ended:
             label = self.label(transfer.peer)
-            counts[label, transfer.error or ""] += 1
+            key = label, transfer.error or ""
+            counts[key] = counts.get(key, 0) + 1
             if transfer.error is None:
-                moved.setdefault(label, []).append(transfer)
+                size_bytes, seconds, last_ns = moved.get(label, (0, 0.0, 0))
+                last_ns = max(last_ns, transfer.end_ns)
+                moved[label] = size_bytes + transfer.size_bytes, seconds + transfer.duration_s, last_ns
         record = self.telemetry.record
         for (label, error), count in counts.items():
             record(PEER_TRANSFERS, label, error, value=count)
-        for label, transfers in moved.items():
-            record(PEER_TRANSFER_BYTES, label, value=sum(one.size_bytes for one in transfers))
-            record(PEER_TRANSFER_SECONDS, label, value=sum(one.duration_s for one in transfers))
-            last = (max(one.end_ns for one in transfers) + unix_offset_ns()) / 1e9
-            self.telemetry.record_state(PEER_LAST_SUCCESS, label, value=last)
+        for label, (size_bytes, seconds, last_ns) in moved.items():
+            record(PEER_TRANSFER_BYTES, label, value=size_bytes)
+            record(PEER_TRANSFER_SECONDS, label, value=seconds)
+            self.telemetry.record_state(PEER_LAST_SUCCESS, label, value=(last_ns + unix_offset_ns()) / 1e9)
 
     @guarded
     def shook_hands(self, peer: Peer, error: ErrorType | None) -> None:

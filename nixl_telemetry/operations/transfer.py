@@ -133,23 +133,22 @@ class Counted:
         """Record what transfers have moved that ended together."""
         if not transfers:
             return
-        updates: list[Update] = [(self.observation_delay, one.observation_delay_s) for one in transfers]
-        # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
-        updates.append((self.blocks, sum(one.blocks for one in transfers if one.is_first)))
-        updates.append((self.descriptors, sum(one.descriptor_count for one in transfers)))
-        if any(one.measured for one in transfers):
-            updates.append((self.size_bytes, sum(one.size_bytes for one in transfers)))
+        # One loop: what it saves for each transfer is as much as a hook takes.
+        updates: list[Update] = []
+        blocks = descriptors = size_bytes = 0
+        is_measured = False
+        for one in transfers:
+            updates.append((self.observation_delay, one.observation_delay_s))
+            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
+            if one.is_first:
+                blocks += one.blocks
+            descriptors += one.descriptors
+            size_bytes += one.size_bytes
+            is_measured = is_measured or one.is_measured
+        updates += [(self.blocks, blocks), (self.descriptors, descriptors)]
+        if is_measured:
+            updates.append((self.size_bytes, size_bytes))
         self._telemetry.record_all(updates)
-
-
-@dataclass(slots=True)
-class Measured:
-    """What NIXL says of a finished transfer."""
-
-    duration_s: float
-    post_duration_s: float
-    size_bytes: int
-    descriptors: int
 
 
 @dataclass(slots=True)
@@ -174,7 +173,14 @@ class Transfer:
     held: tuple[BlockGroups, BlockGroups] | None = None
     """Which blocks, local and remote, until it is described; ``None`` where no spans are made of them."""
     moves_dropped: bool = False
-    measured: Measured | None = None
+    is_measured: bool = False
+    """Whether NIXL has told the sizes and times."""
+    size_bytes: int = 0
+    duration_s: float = 0.0
+    """NIXL's own time where it has one, else ours; both end at the poll that saw the end."""
+    post_duration_s: float = 0.0
+    observation_delay_s: float = 0.0
+    """Gap between the last poll that saw it in progress (or the post) and its end."""
     error: ErrorType | None = None
     message: str = ""
 
@@ -189,6 +195,10 @@ class Transfer:
         if self.end_ns:
             return
         self.end_ns = now_ns()
+        if not self.is_measured:
+            self.duration_s = (self.end_ns - self.start_ns) / 1e9
+        # Our clock starts before NIXL's: a delay cannot be longer than the whole.
+        self.observation_delay_s = min((self.end_ns - (self.last_poll_ns or self.start_ns)) / 1e9, self.duration_s)
         self.error = error
         self.message = message
         request = self.request
@@ -248,33 +258,12 @@ class Transfer:
         """With whom."""
         return self.request.peer if self.request is not None else NOBODY
 
-    @property
-    def size_bytes(self) -> int:
-        """What it has moved, where NIXL tells it."""
-        return self.measured.size_bytes if self.measured else 0
-
-    @property
-    def duration_s(self) -> float:
-        """NIXL's own time where it has one, else ours; both end at the poll that saw the end. Seconds."""
-        return self.measured.duration_s if self.measured else (self.end_ns - self.start_ns) / 1e9
-
-    @property
-    def observation_delay_s(self) -> float:
-        """Gap between the last poll that saw the transfer in progress (or the post) and its end. Seconds."""
-        # Our clock starts before NIXL's: a delay cannot be longer than the whole.
-        return min((self.end_ns - (self.last_poll_ns or self.start_ns)) / 1e9, self.duration_s)
-
-    @property
-    def descriptor_count(self) -> int:
-        """Descriptors after merging, where NIXL tells them."""
-        return self.measured.descriptors if self.measured else self.descriptors
-
     def describe(self) -> Description:
         """The span and the log line."""
         moves = self._take_moves()
-        if self.request is not None and self.measured is not None:
-            size_bytes, duration_s = self.measured.size_bytes, self.measured.duration_s
-            self.table.peers.measure(self.request.peer, size_bytes, duration_s, self.observation_delay_s)
+        if self.request is not None and self.is_measured:
+            peers, peer = self.table.peers, self.request.peer
+            peers.measure(peer, self.size_bytes, self.duration_s, self.observation_delay_s)
         attributes = self._attributes()
         slow_s = self.table.telemetry.settings.slow_transfer_seconds
         if self.moves_dropped:
@@ -310,7 +299,7 @@ class Transfer:
         attributes: dict[str, AttributeValue] = {
             semconv.TRANSFER_OPERATION: self.operation,
             semconv.TRANSFER_BLOCKS: self.blocks,
-            semconv.TRANSFER_DESCRIPTORS: self.descriptor_count,
+            semconv.TRANSFER_DESCRIPTORS: self.descriptors,
             semconv.TRANSFER_OBSERVATION_DELAY: self.observation_delay_s,
         }
         if self.request is not None:
@@ -323,11 +312,11 @@ class Transfer:
             }
             if peer.host:
                 attributes |= {semconv.SERVER_ADDRESS: peer.host, semconv.SERVER_PORT: peer.port}
-        if self.measured is not None:
+        if self.is_measured:
             attributes |= {
-                semconv.TRANSFER_BYTES: self.measured.size_bytes,
-                semconv.TRANSFER_DURATION: self.measured.duration_s,
-                semconv.TRANSFER_POST_DURATION: self.measured.post_duration_s,
+                semconv.TRANSFER_BYTES: self.size_bytes,
+                semconv.TRANSFER_DURATION: self.duration_s,
+                semconv.TRANSFER_POST_DURATION: self.post_duration_s,
             }
         return attributes
 
@@ -430,11 +419,12 @@ class TransferTable:
     def done(self, handle: object, result: NixlResult) -> None:
         """It is done, and this is what NIXL measured."""
         transfer = self._transfers.get(_key(handle))
-        if transfer is not None:
+        if transfer is not None and not transfer.end_ns:
+            transfer.is_measured = True
             # NIXL reports microseconds.
-            transfer.measured = Measured(
-                result.xferDuration / 1e6, result.postDuration / 1e6, result.totalBytes, result.descCount
-            )
+            transfer.duration_s, transfer.post_duration_s = result.xferDuration / 1e6, result.postDuration / 1e6
+            # After NIXL merged neighbours.
+            transfer.size_bytes, transfer.descriptors = result.totalBytes, result.descCount
             transfer.finish()
 
     @guarded

@@ -90,14 +90,7 @@ class Recorder:
 
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
-        self._add(self._series.get((metric.name, labels)) or self.series(metric, labels), value)
-
-    def _add(self, series: Series, value: float) -> None:
-        # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.
-        if len(self.updates) < self._limit or series.metric.kind is Kind.LEVEL:
-            self.updates.append((series, value))
-        else:
-            next(self._dropped)
+        self.add_all(((self._series.get((metric.name, labels)) or self.series(metric, labels), value),))
 
     def add_all(self, updates: Sequence[Update]) -> None:
         """Record several at once; as with :meth:`add`, they are dropped one by one where there is no room."""
@@ -105,7 +98,11 @@ class Recorder:
             self.updates.extend(updates)
             return
         for update in updates:
-            self._add(*update)
+            # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.
+            if len(self.updates) < self._limit or update[0].metric.kind is Kind.LEVEL:
+                self.updates.append(update)
+            else:
+                next(self._dropped)
 
     def drain(self) -> Batch | None:
         """Take all updates; ``None`` when there are none."""

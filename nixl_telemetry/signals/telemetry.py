@@ -53,6 +53,10 @@ class Telemetry:
         self._states: dict[tuple[str, ...], float] = {}
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
+        self.record_all: Final[Callable[[Sequence[Update]], None]] = (
+            self._recorder.add_all if settings.metrics else _nothing
+        )
+        """Record several updates at once: no step sends some of them without the others."""
         self._reports: list[Callable[[], None]] = []
         self.updates: Final[Collection[object]] = self._recorder.updates
         """What :meth:`drain` has to take: looked at in every step, and mostly empty."""
@@ -80,11 +84,6 @@ class Telemetry:
     def series(self, metric: Metric, *labels: str) -> Series:
         """A series, for :meth:`record_all`."""
         return self._recorder.series(metric, labels)
-
-    def record_all(self, updates: Sequence[Update]) -> None:
-        """Record several at once: no step sends some of them without the others."""
-        if self._has_metrics:
-            self._recorder.add_all(updates)
 
     def record_state(self, metric: Metric, *labels: str, value: float) -> None:
         """Record what a state is now, if it was another before. The first rank of an engine speaks for all."""
@@ -189,6 +188,10 @@ class Telemetry:
                 self._log.write(description.log, context)
             except Exception as error:
                 self.failed("writing a log line", error, Signal.LOGS)
+
+
+def _nothing(updates: Sequence[Update]) -> None:
+    """Record nothing: the user wants no metrics."""
 
 
 class HasTelemetry(Protocol):
