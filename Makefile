@@ -8,7 +8,8 @@ NIXL_VERSION := 1.5.1
 
 VENV := .venv
 BIN := $(VENV)/bin
-GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml
+GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml \
+	examples/kubernetes/monitoring/prometheus-rule.yaml examples/kubernetes/monitoring/dashboards.yaml
 
 SOAK_SECONDS ?= 3600
 
@@ -123,6 +124,7 @@ docs: $(VENV_STAMP) ## build the documentation into site/; a warning is an error
 generate: $(VENV_STAMP) ## write the documentation and the rules that come from the code
 	@$(BIN)/python -m tools.generate_docs
 	@$(BIN)/python -m tools.generate_mixin
+	@PATH='$(CURDIR)/$(BIN)':"$$PATH" examples/kubernetes/monitoring/generate
 
 check-generated: generate ## fail if those are not the committed ones
 	@$(call need,git,git)

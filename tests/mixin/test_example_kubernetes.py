@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -397,7 +398,7 @@ def test_the_command_line_takes_the_options(arguments: list[str]) -> None:
 
 
 def test_options_that_do_not_exist_are_found() -> None:
-    assert {words[0] for words in invocations()} >= {"factors", "check", "drain", "alerts", "dashboards"}
+    assert {words[0] for words in invocations()} >= {"factors", "check", "drain", "alerts"}
     with pytest.raises(Exception, match="--tiemout"):
         parse(["drain", "127.0.0.1:8000", "--tiemout", "3"])
     with pytest.raises(Exception, match="soon"):
@@ -409,32 +410,31 @@ def test_options_that_do_not_exist_are_found() -> None:
 PUSH: Final = factors(transfer_mode="push")
 
 
-def gate(role: str, own: dict[str, Any], peer: str, folder: Path) -> tuple[int, str]:
-    """Run the script of an init container with the real `check`; what `factors` computes is given.
+def shell(folder: Path, *command: str, own: Path = Path("missing")) -> tuple[int, str]:
+    """Run a command with the real command line in its path, of which only `factors` is a stand-in that prints a file.
 
     Returns:
         Its exit code and what it printed.
     """
-    folder.joinpath("own.json").write_text(
-        Instance(name="x", compat_hash=digest(own), origin=Origin.COMPUTED, factors=own).to_json()
-    )
-    command = folder / "nixl-telemetry"
-    command.write_text(
-        f'#!/bin/sh\n[ "$1" = factors ] && exec cat {folder}/own.json\n'
+    program = folder / "nixl-telemetry"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = factors ] && exec cat {own}\n'
         f'exec {sys.executable} -c "from nixl_telemetry.cli.main import app; app()" "$@"\n'
     )
-    command.chmod(0o755)
-    text = script(role).replace("/tmp/", f"{folder}/").replace("--wait 900", "--wait 1")
-    text = text.replace(f"{OTHER[role]}-side-channel:5600", peer)
+    program.chmod(0o755)
+    paths = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(EXAMPLES.parent)}
     ended = subprocess.run(
-        ["sh", "-euc", text],
-        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(EXAMPLES.parent)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        command, env={**os.environ, **paths}, capture_output=True, text=True, timeout=60, check=False
     )
     return ended.returncode, ended.stdout + ended.stderr
+
+
+def gate(role: str, own: dict[str, Any], peer: str, folder: Path) -> tuple[int, str]:
+    """Run the script of an init container with the real `check`, as an instance with these factors."""
+    file = folder / "factors.json"
+    file.write_text(Instance(name="x", compat_hash=digest(own), origin=Origin.COMPUTED, factors=own).to_json())
+    text = script(role).replace("/tmp/", f"{folder}/").replace("--wait 900", "--wait 1")
+    return shell(folder, "sh", "-euc", text.replace(f"{OTHER[role]}-side-channel:5600", peer), own=file)
 
 
 @OF_ROLES
@@ -462,14 +462,25 @@ def test_without_a_peer_prefill_starts_and_decode_waits(role: str, code: int, tm
 
 @OF_ROLES
 def test_factors_that_cannot_be_computed_stop_the_start(role: str, tmp_path: Path) -> None:
-    (tmp_path / "nixl-telemetry").write_text("#!/bin/sh\nexit 2\n")
-    (tmp_path / "nixl-telemetry").chmod(0o755)
+    ended, text = shell(tmp_path, "sh", "-euc", script(role).replace("/tmp/", f"{tmp_path}/"))
 
-    ended = subprocess.run(
-        ["sh", "-euc", script(role).replace("/tmp/", f"{tmp_path}/")],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        timeout=10,
-        check=False,
-    )
+    assert ended == 1
+    assert "missing: No such file" in text
 
-    assert ended.returncode == 2
+
+# ----------------------------------------------------------------------------------------------------------- Monitoring
+
+
+def test_generated_manifests_are_current(tmp_path: Path) -> None:
+    """As `monitoring/generate` writes them."""
+    folder = tmp_path / "monitoring"
+    folder.mkdir()
+    shutil.copy(MONITORING / "generate", folder)
+
+    ended, text = shell(tmp_path, str(folder / "generate"))
+
+    assert ended == 0, text
+    resources = yaml.safe_load((MONITORING / "kustomization.yaml").read_text())["resources"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["generate", *resources])
+    for name in resources:
+        assert (folder / name).read_text() == (MONITORING / name).read_text()

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Kubernetes manifests: reading them, and refusing what a cluster would refuse or silently drop."""
 
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -30,11 +30,11 @@ def documents(path: Path) -> list[Manifest]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
-def manifests(folder: Path) -> Iterator[tuple[str, Manifest]]:
+@cache
+def manifests(folder: Path) -> tuple[tuple[str, Manifest], ...]:
     """All of a folder and those below, with their file's name; the arguments of vLLM are none."""
-    for path in sorted(folder.rglob("*.yaml")):
-        if path.parent.name != "config":
-            yield from ((path.name, document) for document in documents(path))
+    paths = [path for path in sorted(folder.rglob("*.yaml")) if path.parent.name != "config"]
+    return tuple((path.name, document) for path in paths for document in documents(path))
 
 
 def find(kind: str, name: str, folder: Path = SERVING) -> Manifest:
