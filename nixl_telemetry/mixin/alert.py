@@ -30,7 +30,7 @@ class Alert:
     """Uid of the board to look at."""
     knobs: tuple[str, ...] = ()
     """Names of the thresholds in :class:`~nixl_telemetry.mixin.config.MixinConfig`."""
-    variables: tuple[str, ...] = ("job", "model_name")
+    variables: tuple[str, ...] = ("job", "model")
     """Variables of the board that the alert's labels set."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels beside the severity."""

@@ -78,8 +78,8 @@ def runbook_url(alert: Alert, config: MixinConfig) -> str:
 
 def dashboard_url(alert: Alert, config: MixinConfig) -> str:
     """Where its board is, with the variables set to the alert's labels."""
-    label = {"job": config.job_label}
-    query = "&".join(f"var-{name}={{{{ $labels.{label.get(name, name)} | urlquery }}}}" for name in alert.variables)
+    label = {"job": config.job_label, "model": "model_name", "mode": "transfer_mode"}
+    query = "&".join(f"var-{name}={{{{ $labels.{label[name]} | urlquery }}}}" for name in alert.variables)
     return f"{config.grafana_url}/d/{alert.board}" + (f"?{query}" if query else "")
 
 

@@ -157,7 +157,8 @@ def _silent(case: Case) -> dict[str, Any]:
     tests: list[dict[str, Any]] = [{"expr": fired, "eval_time": end, "exp_samples": []}]
     if case.reads:
         expr, value = case.reads
-        tests.append({"expr": f"max({expr})", "eval_time": end, "exp_samples": [{"labels": "{}", "value": value}]})
+        near = f"abs(max({expr}) - {value!r}) < bool 1e-9"
+        tests.append({"expr": near, "eval_time": end, "exp_samples": [{"labels": "{}", "value": 1}]})
     return {"promql_expr_test": tests}
 
 

@@ -64,7 +64,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             "Handshakes between these are refused.",
             _BOARD,
             ("mixed_for",),
-            ("job", "model_name", "transfer_mode"),
+            ("job", "model", "mode"),
         ),
         Alert(
             "NixlConnectorVersionsMixed",

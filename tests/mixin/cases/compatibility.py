@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mixin.case import MODEL, Case, Kind, series
 
-_LINK: Final = "nixl-handshakes?var-job=pd&var-model_name=org%2Fmodel"
+_LINK: Final = "nixl-handshakes?var-job=pd&var-model=org%2Fmodel"
 _DEPLOYMENT: Final = {"job": "pd", "model_name": MODEL}
 
 
@@ -67,7 +67,9 @@ def _mismatch(alert: str, factor: str, other: str, why: str) -> tuple[Case, ...]
     )
 
 
-def _mixed(alert: str, differing: dict[str, str], alike: dict[str, str], description: str, link: str = "") -> tuple[Case, ...]:
+def _mixed(
+    alert: str, differing: dict[str, str], alike: dict[str, str], description: str, link: str = ""
+) -> tuple[Case, ...]:
     """Cases of an alert on what instances have in common, or not."""
     mode = {"transfer_mode": "pull"} if link else {}
     return (
@@ -143,7 +145,7 @@ CASES: Final = (
         {"compat_hash": "bb"},
         {"compat_hash": "cc", "transfer_mode": "push"},
         f"The pull instances of {MODEL} in pd have 2 compatibility hashes. Handshakes between these are refused.",
-        "&var-transfer_mode=pull",
+        "&var-mode=pull",
     ),
     *_mixed(
         "NixlConnectorVersionsMixed",
@@ -173,6 +175,16 @@ CASES: Final = (
         "would give wrong output.",
         link=_LINK,
     ),
+    Case(
+        "NixlEnforcementOff",
+        "warning",
+        Kind.THRESHOLD,
+        "none is left without, and there is a stock one that does not tell",
+        {
+            _info("d0:8000"): "1x60",
+            series("vllm:nixl_num_failed_transfers_total", instance="d1:8000", transfer_mode=None): "0x60",
+        },
+    ),
     Case("NixlEnforcementOff", "warning", Kind.HEALTHY, "all enforce it", {_info("p0:8000"): "1x60"}),
     Case(
         "NixlEnforcementOff",
@@ -189,8 +201,8 @@ CASES: Final = (
         {series("nixl_handshake_bypassed_total", factor="dtype"): "0x10 1x20"},
         onset=11,
         labels={**_DEPLOYMENT, "factor": "dtype"},
-        description=f"Instances of {MODEL} in pd let 1 handshakes through though dtype differs. Answers made of that KV "
-        "may be wrong.",
+        description=f"Instances of {MODEL} in pd let 1 handshakes through though dtype differs. Answers made of that "
+        "KV may be wrong.",
         link=_LINK,
     ),
     Case(

@@ -1,0 +1,3 @@
+// esbuild turns these into main.css.
+
+declare module '*.css';

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""PromQL as the boards write it, and its common shapes."""
+
+import inspect
+from dataclasses import dataclass
+
+from dashboards.variables import SELECTED, TARGETS
+
+
+@dataclass(frozen=True)
+class Query:
+    """PromQL with SELECTED (or TARGETS) where the board's variables go, and the name of what it gives."""
+
+    expr: str
+    legend: str = ""
+
+    def promql(self) -> str:
+        """The query as Grafana gets it."""
+        return inspect.cleandoc(self.expr).replace("SELECTED", SELECTED).replace("TARGETS", TARGETS)
+
+
+def rates(counter: str, by: str) -> Query:
+    """How fast a counter grows, whose name and matchers are given, by a label."""
+    return Query(f"sum by ({by}) (rate({counter}[$__rate_interval]))", f"{{{{{by}}}}}")
+
+
+def total(counter: str) -> str:
+    """How fast a counter grows, whose name and matchers are given."""
+    return f"sum(rate({counter}[$__rate_interval]))"
+
+
+def events(counter: str) -> str:
+    """How often something was counted in the time shown. Prometheus extrapolates; what happened is a whole number."""
+    return f"ceil(sum(increase({counter}[$__range])))"
+
+
+def quantiles(histogram: str, legend: str = "", by: str = "", other: float = 0.99) -> list[Query]:
+    """The median of a histogram and another quantile, by a label where one is given."""
+    grouping = ", ".join(filter(None, ["le", by]))
+    return [
+        Query(
+            quantile(q, f"sum by ({grouping}) (rate({histogram}[$__rate_interval]))"), f"p{q * 100:g} {legend}".strip()
+        )
+        for q in (other, 0.5)
+    ]
+
+
+def p99(histogram: str) -> str:
+    """99 of 100 are below."""
+    return quantile(0.99, f"sum by (le) (rate({histogram}[$__rate_interval]))")
+
+
+def quantile(q: float, buckets: str) -> str:
+    """A quantile of the rates of buckets."""
+    return f"histogram_quantile({q}, {buckets})"
+
+
+def fraction(part: str, whole: str) -> str:
+    """The share of one rate in another; 0 while nothing happens, for 0 / 0 would be no value."""
+    return f"{part} / clamp_min({whole}, 1e-9)"
+
+
+def age(timestamp: str, by: str) -> str:
+    """How long ago a timestamp is, by a label; 0 while it is 0, which means that there is none."""
+    return f"max by ({by}) ((time() - {timestamp}) * ({timestamp} > bool 0))"

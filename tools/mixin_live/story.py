@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""What happens to the fleet, act by act, and the alerts that each act is to raise."""
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nixl_telemetry.mixin.config import MixinConfig
+from nixl_telemetry.mixin.duration import Duration
+from nixl_telemetry.testbed import LOOPBACK
+from tools.mixin_live.panels import Window
+from tools.mixin_live.prometheus import Prometheus
+from tools.mixin_live.scene import LEASE_SECONDS, Scene
+from tools.mixin_live.webhook import Webhook
+
+NOT_PROVOKED: Final[Mapping[str, str]] = {
+    "NixlLeasesOverdue": "vLLM frees what is overdue with its next step, so no engine that is at work has any",
+}
+_SCALE: Final = 1 / 60
+_HEALTHY_SECONDS: Final = 40.0
+_DELIVERY_SECONDS: Final = 100.0
+_RESOLUTION_SECONDS: Final = 150.0
+_LOAD_EVERY: Final = 0.25
+_POLL_SECONDS: Final = 0.5
+_STALL_SECONDS: Final = 8.0
+_SLOW_HANDSHAKE_SECONDS: Final = 3.0
+"""Less than the 5 s after which vLLM gives a handshake up."""
+_ABANDON_SECONDS: Final = 0.5
+_LATE_SECONDS: Final = LEASE_SECONDS + 2.0
+_DOOMED: Final = 30
+_NO_HANDSHAKE: Final = b"GET /metrics HTTP/1.1\r\nHost: prefill\r\n\r\n"
+
+
+def config() -> MixinConfig:
+    """The alerts' own configuration with minutes turned into seconds, and what a fault of seconds needs besides."""
+    scaled = MixinConfig().scaled(_SCALE)
+    return scaled.model_copy(
+        update={
+            # A fault of seconds is to be seen for longer than its `for`.
+            "handshake_window": Duration.parse("30s"),
+            "transfer_window": Duration.parse("30s"),
+            # A pair that fits has one handshake, and no machine has room for ten pairs; it cannot take 7.5 s either,
+            # since vLLM gives up after 5 s without an answer.
+            "handshake_floor": 1,
+            "handshake_slow_seconds": 1.0,
+            # The two that wake somebody: the slower ones would take many minutes to resolve.
+            "burn_windows": scaled.burn_windows[:2],
+        }
+    )
+
+
+@dataclass
+class Stage:
+    """Where the story is played, and what it leaves for the report."""
+
+    scene: Scene
+    prometheus: Prometheus
+    webhook: Webhook
+    say: Callable[[str], None]
+    loads: dict[str, "Load"] = field(default_factory=dict)
+    provoked: set[str] = field(default_factory=set)
+    false_alarms: set[str] = field(default_factory=set)
+    windows: dict[str, Window] = field(default_factory=dict)
+    """Times for which the boards are asked."""
+    begin: float = field(default_factory=time.time)
+
+    def wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether a condition comes true in time."""
+        deadline = time.monotonic() + seconds
+        while not (holds := condition()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return holds
+
+
+class Load:
+    """Requests through a router, again and again, until it is closed."""
+
+    def __init__(self, scene: Scene, url: str, model: str) -> None:
+        """Begins at once."""
+        self._scene, self._url, self._model = scene, url, model
+        self._ended = threading.Event()
+        self._resumed = threading.Event()
+        self._resumed.set()
+        self._thread = threading.Thread(target=self._run, name=f"load-{model}", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No new requests meanwhile."""
+        self._resumed.clear()
+        try:
+            yield
+        finally:
+            self._resumed.set()
+
+    def close(self) -> None:
+        """Ends, with the request that is under way."""
+        self._ended.set()
+        self._resumed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_LOAD_EVERY):
+            self._resumed.wait()
+            self._scene.ask(self._url, self._model, self._scene.prompt())
+
+
+def play(stage: Stage) -> None:
+    """All acts."""
+    try:
+        for act in ACTS:
+            begin = time.monotonic()
+            stage.say(act.title)
+            stage.provoked |= set(act.alerts)
+            act.play(stage)
+            missing = sorted(name for name in act.alerts if not stage.webhook.delivered(name))
+            stage.say(
+                f"{act.title}: {time.monotonic() - begin:.0f} s; {len(act.alerts) - len(missing)} of {len(act.alerts)} "
+                f"alerts delivered" + (f"; not: {', '.join(missing)}" if missing else "")
+            )
+    finally:
+        for load in stage.loads.values():
+            load.close()
+
+
+@dataclass(frozen=True)
+class Act:
+    """A part of the story."""
+
+    title: str
+    play: Callable[[Stage], None]
+    alerts: tuple[str, ...] = ()
+    """Those that it is to raise."""
+
+
+def _provoke(stage: Stage, alerts: Iterable[str], *disturbances: Callable[[], object]) -> None:
+    """Disturb, again and again, until all alerts have arrived; each disturbance has a thread of its own."""
+    ended = threading.Event()
+
+    def run(disturbance: Callable[[], object]) -> None:
+        while not ended.wait(_POLL_SECONDS):
+            disturbance()
+
+    threads = [threading.Thread(target=run, args=(one,), daemon=True) for one in disturbances]
+    for thread in threads:
+        thread.start()
+    try:
+        stage.wait(lambda: all(map(stage.webhook.delivered, alerts)), _DELIVERY_SECONDS)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+# ------------------------------------------------------------------------------------------------------------ The acts
+
+_ABSENT: Final = ("NixlMetricsAbsent",)
+_PUSH: Final = (
+    *("NixlCompatMismatch", "NixlTransferModeMismatch", "NixlModeConflict", "NixlHandshakeFailureRatioHigh"),
+    *("NixlPushUnmatched", "NixlDecodeWithoutTransfers", "NixlListenerRefusing"),
+    *("NixlTelemetryErrors", "NixlTelemetryDropping"),
+)
+_LEASES: Final = ("NixlLeasesExpiring", "NixlInvalidKv")
+_STALL: Final = ("NixlTransferStalled", "NixlTransferSlow")
+_KILL: Final = ("NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn", "NixlTargetDown")
+_HANDSHAKE: Final = ("NixlHandshakeSlow",)
+_ROLLOUT: Final = (
+    *("NixlConnectorVersionMismatch", "NixlConnectorVersionsMixed", "NixlCompatHashesMixed"),
+    *("NixlTransferModesMixed", "NixlEnforcementOff"),
+)
+
+
+def _start(stage: Stage) -> None:
+    """Prometheus is there before any server."""
+    scene = stage.scene
+    scene.start("pull-prefill", "pull-decode")
+    scene.start("push-prefill", "push-decode")
+    scene.start("pull-stock")
+    stage.wait(lambda: all(map(stage.webhook.delivered, _ABSENT)), _DELIVERY_SECONDS)
+
+
+def _healthy(stage: Stage) -> None:
+    """Both deployments serve, and nothing may fire."""
+    scene = stage.scene
+    pull = scene.start_router("pull-prefill", "pull-decode", "pull-stock")
+    push = scene.start_router("push-prefill", "push-decode")
+    stage.loads = {"pull": Load(scene, pull, "chat-pull"), "push": Load(scene, push, "chat-push")}
+    begin = time.time()
+    # What the start has raised has the time to resolve.
+    stage.wait(lambda: all(map(stage.webhook.resolved, _ABSENT)), _RESOLUTION_SECONDS)
+    time.sleep(_HEALTHY_SECONDS)
+    stage.windows["healthy"] = Window(begin, time.time())
+    stage.false_alarms = stage.prometheus.firing() | (stage.webhook.names() - set(_ABSENT))
+
+
+def _push_faults(stage: Stage) -> None:
+    """A router that mixes deployments and loses request ids; a client without one; a port scan; a full disk."""
+    scene = stage.scene
+    listener = scene["push-prefill"].side_channel_port
+
+    def unmatched() -> None:
+        params = scene.prefilled("push-prefill")
+        scene.request(
+            "push-decode", headers={"X-Request-Id": scene.new_id()}, kv_transfer_params=params, timeout=_ABANDON_SECONDS
+        )
+
+    def scan() -> None:
+        with socket.create_connection((LOOPBACK, listener)) as connection:
+            connection.sendall(_NO_HANDSHAKE)
+
+    away = scene.traces.with_name("traces-away")
+    scene.traces.rename(away)
+    try:
+        with stage.loads["push"].paused():
+            _provoke(
+                stage,
+                _PUSH,
+                lambda: scene.pair("pull-prefill", "push-decode"),
+                unmatched,
+                lambda: scene.request("push-decode"),
+                scan,
+            )
+    finally:
+        away.rename(scene.traces)
+
+
+def _lease_faults(stage: Stage) -> None:
+    """Clients that hang up after the prefill, and a router that comes too late."""
+    scene = stage.scene
+    kept: deque[tuple[float, Mapping[str, Any]]] = deque()
+
+    def abandon() -> None:
+        if params := scene.prefilled("pull-prefill"):
+            kept.append((time.monotonic(), params))
+
+    def come_late() -> None:
+        if kept and time.monotonic() - kept[0][0] > _LATE_SECONDS:
+            scene.request("pull-decode", kv_transfer_params=dict(kept.popleft()[1]))
+
+    _provoke(stage, _LEASES, abandon, come_late)
+
+
+def _stall(stage: Stage) -> None:
+    """The prefill instance stands still while its KV is read."""
+    scene = stage.scene
+
+    def stall() -> None:
+        waiting = [scene.prefilled("pull-prefill") for _ in range(8)]
+        with scene.standing_still("pull-prefill"), _asking(scene, "pull-decode", waiting):
+            time.sleep(_STALL_SECONDS)
+
+    _provoke(stage, _STALL, stall)
+
+
+def _kill(stage: Stage) -> None:
+    """The prefill instance is gone, with KV that was promised."""
+    scene = stage.scene
+    doomed = [scene.prefilled("pull-prefill") for _ in range(_DOOMED)]
+    scene["pull-prefill"].process.kill()
+    with _asking(scene, "pull-decode", doomed):
+        stage.wait(lambda: all(map(stage.webhook.delivered, _KILL)), _DELIVERY_SECONDS)
+    scene.restart("pull-prefill")
+
+
+def _slow_handshake(stage: Stage) -> None:
+    """The new instance is slow to answer whom it does not know."""
+    scene = stage.scene
+    params = scene.prefilled("pull-prefill")
+    with scene.standing_still("pull-prefill"), _asking(scene, "pull-decode", [params]):
+        time.sleep(_SLOW_HANDSHAKE_SECONDS)
+    stage.wait(lambda: all(map(stage.webhook.delivered, _HANDSHAKE)), _DELIVERY_SECONDS)
+
+
+def _rollout(stage: Stage) -> None:
+    """An upgrade has left one old instance, with the check switched off, and a new one has the wrong connector."""
+    scene = stage.scene
+    scene.stop("pull-stock")
+    scene.start("older-prefill", "wrong-decode")
+    _provoke(stage, _ROLLOUT, lambda: scene.pair("older-prefill", "pull-decode"))
+    stage.windows["story"] = Window(stage.begin, time.time())
+
+
+def _recover(stage: Stage) -> None:
+    """What was wrong is taken away, and all alerts resolve."""
+    stage.scene.stop("older-prefill", "wrong-decode")
+    webhook = stage.webhook
+    stage.wait(lambda: all(map(webhook.resolved, webhook.names())), _RESOLUTION_SECONDS)
+
+
+@contextmanager
+def _asking(scene: Scene, name: str, handed_over: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Requests of a decode instance, all at once, that have an answer or a failure at the end."""
+    with ThreadPoolExecutor(len(handed_over)) as pool, ExitStack() as stack:
+        for params in handed_over:
+            asked = pool.submit(scene.request, name, kv_transfer_params=dict(params))
+            stack.callback(asked.result)
+        yield
+
+
+ACTS: Final = (
+    Act("the servers start", _start, _ABSENT),
+    Act("all is well", _healthy),
+    Act("routers, clients and a disk go wrong in the push deployment", _push_faults, _PUSH),
+    Act("leases expire", _lease_faults, _LEASES),
+    Act("a prefill instance stands still", _stall, _STALL),
+    Act("a prefill instance is killed", _kill, _KILL),
+    Act("a prefill instance is slow to shake hands", _slow_handshake, _HANDSHAKE),
+    Act("a rollout leaves a mixed fleet", _rollout, _ROLLOUT),
+    Act("all is well again", _recover),
+)
