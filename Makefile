@@ -9,7 +9,7 @@ NIXL_VERSION := 1.5.1
 VENV := .venv
 BIN := $(VENV)/bin
 GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml \
-	examples/kubernetes/monitoring/prometheus-rule.yaml examples/kubernetes/monitoring/dashboards.yaml
+	examples/kubernetes/monitoring/prometheus-rule.yaml
 
 SOAK_SECONDS ?= 3600
 

@@ -15,6 +15,9 @@ EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 SERVING: Final = EXAMPLES / "kubernetes" / "serving"
 MONITORING: Final = EXAMPLES / "kubernetes" / "monitoring"
 
+ROLES: Final = ("prefill", "decode")
+OTHER: Final = {"prefill": "decode", "decode": "prefill"}
+
 KUBERNETES: Final = ("1.29", "1.37")
 """The oldest and the newest release that manifests are checked against."""
 
@@ -43,6 +46,29 @@ def find(kind: str, name: str, folder: Path = SERVING) -> Manifest:
         one for _, one in manifests(folder) if one["kind"] == kind and one.get("metadata", {}).get("name") == name
     )
     return found
+
+
+def spec_of(deployment: Manifest) -> dict[str, Any]:
+    """What a Deployment says of its pods."""
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def pod_of(role: str) -> dict[str, Any]:
+    """What the Deployment of a role says of its pods."""
+    return spec_of(find("Deployment", role))
+
+
+def labels_of(name: str) -> dict[str, str]:
+    """The labels of a Deployment's pods."""
+    labels: dict[str, str] = find("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def config_of(role: str) -> dict[str, Any]:
+    """The arguments of a role's servers."""
+    (config,) = documents(SERVING / "config" / f"{role}.yaml")
+    return config
 
 
 def validate(manifest: Manifest, version: str) -> None:
