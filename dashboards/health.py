@@ -2,14 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether the other boards can be believed."""
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
-from dashboards.house import AnyPanel, merge, organize, stat, table, timeseries
+from dashboards.house import Panel, merge, organize, stat, table, timeseries, traces
 from dashboards.queries import Query, events, rates
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board about the telemetry itself."""
     return house.board(
         config.HEALTH,
@@ -28,7 +26,7 @@ def board() -> Dashboard:
     )
 
 
-def _summary() -> list[AnyPanel]:
+def _summary() -> list[Panel]:
     return [
         stat(
             "Errors",
@@ -78,13 +76,14 @@ def _summary() -> list[AnyPanel]:
     ]
 
 
-def _errors() -> list[AnyPanel]:
+def _errors() -> list[Panel]:
     return [
         timeseries(
             "Errors, by signal",
             "What part of the suite failed. The log of the instance has one line for each cause.",
             "ops",
             rates("nixl_telemetry_errors_total{SELECTED}", by="signal"),
+            colours=config.of_values("nixl_telemetry_errors_total", "signal"),
             many=True,
             span=12,
             runbooks=["NixlTelemetryErrors"],
@@ -94,9 +93,11 @@ def _errors() -> list[AnyPanel]:
             "`metrics`: gauges may be off until a restart; `spans`: the collector is too slow, or away.",
             "ops",
             rates("nixl_telemetry_dropped_total{SELECTED}", by="signal"),
+            colours=config.of_values("nixl_telemetry_dropped_total", "signal"),
             many=True,
             span=12,
             runbooks=["NixlTelemetryDropping"],
+            links=[traces("Spans that arrived", '{ instrumentation:name = "nixl_telemetry" }')],
         ),
         table(
             "Errors and drops, by instance",
@@ -130,7 +131,7 @@ def _errors() -> list[AnyPanel]:
     ]
 
 
-def _scraping() -> list[AnyPanel]:
+def _scraping() -> list[Panel]:
     return [
         timeseries(
             "Instances up and down",

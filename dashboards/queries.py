@@ -35,25 +35,22 @@ def events(counter: str) -> str:
     return f"ceil(sum(increase({counter}[$__range])))"
 
 
-def quantiles(histogram: str, legend: str = "", by: str = "", other: float = 0.99) -> list[Query]:
-    """The median of a histogram and another quantile, by a label where one is given."""
-    grouping = ", ".join(filter(None, ["le", by]))
-    return [
-        Query(
-            quantile(q, f"sum by ({grouping}) (rate({histogram}[$__rate_interval]))"), f"p{q * 100:g} {legend}".strip()
-        )
-        for q in (other, 0.5)
-    ]
+def quantiles(histogram: str, legend: str = "", *, by: str = "", other: float = 0.99) -> list[Query]:
+    """The median of a histogram and another quantile, by a label where one is given; gaps where nothing happens."""
+    labels = ", ".join(filter(None, ["le", by]))
+    buckets = f"sum by ({labels}) (rate({histogram}[$__rate_interval]))"
+    # What nothing was measured of is NaN, and equal to nothing.
+    return [Query(f"histogram_quantile({q}, {buckets}) >= 0", f"p{q * 100:g} {legend}".strip()) for q in (other, 0.5)]
+
+
+def rare_quantiles(histogram: str, *, other: float) -> list[Query]:
+    """The same of what may not happen for hours: 0 where it does not."""
+    return [Query(f"{each.expr} or vector(0)", each.legend) for each in quantiles(histogram, other=other)]
 
 
 def p99(histogram: str) -> str:
-    """99 of 100 are below."""
-    return quantile(0.99, f"sum by (le) (rate({histogram}[$__rate_interval]))")
-
-
-def quantile(q: float, buckets: str) -> str:
-    """A quantile of the rates of buckets."""
-    return f"histogram_quantile({q}, {buckets})"
+    """99 of 100 are below; 0 where there are none."""
+    return rare_quantiles(histogram, other=0.99)[0].expr
 
 
 def fraction(part: str, whole: str) -> str:

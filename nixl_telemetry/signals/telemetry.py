@@ -17,7 +17,7 @@ from nixl_telemetry.signals.description import Describe
 from nixl_telemetry.signals.export import ExportThread
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.logs import LogWriter
-from nixl_telemetry.signals.metrics import Batch, Recorder, Update
+from nixl_telemetry.signals.metrics import Batch, Recorder, Series, Update
 from nixl_telemetry.signals.moves import BlockBudget
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 from nixl_telemetry.signals.traces import SpanWriter
@@ -53,6 +53,7 @@ class Telemetry:
         self._states: dict[tuple[str, ...], float] = {}
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
+        self._reports: list[Callable[[], None]] = []
         self.updates: Final[Collection[object]] = self._recorder.updates
         """What :meth:`drain` has to take: looked at in every step, and mostly empty."""
         self.spans: Final = SpanWriter(attributes, settings, otlp_endpoint, self._lost, self._not_sent)
@@ -76,8 +77,12 @@ class Telemetry:
         if self._has_metrics:
             self._recorder.add(metric, labels, value)
 
+    def series(self, metric: Metric, *labels: str) -> Series:
+        """A series, for :meth:`record_all`."""
+        return self._recorder.series(metric, labels)
+
     def record_all(self, updates: Sequence[Update]) -> None:
-        """Record several at once."""
+        """Record several at once: no step sends some of them without the others."""
         if self._has_metrics:
             self._recorder.add_all(updates)
 
@@ -97,8 +102,16 @@ class Telemetry:
         # Whoever reads one record shall know who acted.
         return Record(record.event, {semconv.ENGINE_ID: self._engine_id, **record.attributes})
 
+    def sum_up(self, report: Callable[[], None]) -> None:
+        """Have updates recorded for a whole step, before they are drained. It must not raise."""
+        self._reports.append(report)
+
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""
+        if not self.updates:
+            return None
+        for report in self._reports:
+            report()
         return self._recorder.drain()
 
     def failed(self, where: str, error: BaseException, signal: Signal = Signal.HOOK) -> None:
