@@ -30,9 +30,7 @@ PROMETHEUS: Final = sorted((EXAMPLES / "prometheus").glob("*.yml"))
 COLLECTOR: Final = EXAMPLES / "otel-collector"
 GENERATED: Final = {MONITORING / "prometheus-rule.yaml", *(MONITORING / "dashboards").iterdir()}
 WRITTEN: Final = [
-    path
-    for path in sorted(EXAMPLES.rglob("*"))
-    if path.is_file() and path.suffix != ".md" and path not in GENERATED
+    path for path in sorted(EXAMPLES.rglob("*")) if path.is_file() and path.suffix != ".md" and path not in GENERATED
 ]
 
 
