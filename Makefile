@@ -9,7 +9,8 @@ NIXL_VERSION := 1.5.1
 VENV := .venv
 BIN := $(VENV)/bin
 GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml \
-	nixl_telemetry/mixin/boards nixl_telemetry/mixin/thresholds.json
+	nixl_telemetry/mixin/boards nixl_telemetry/mixin/thresholds.json \
+	examples/kubernetes/monitoring/prometheus-rule.yaml examples/kubernetes/monitoring/dashboards
 
 SOAK_SECONDS ?= 3600
 
@@ -128,6 +129,7 @@ generate: $(VENV_STAMP) ## write the documentation, the rules and the dashboards
 	@$(BIN)/python -m tools.generate_docs
 	@$(BIN)/python -m tools.generate_mixin
 	@$(BIN)/python -m dashboards
+	@PATH='$(CURDIR)/$(BIN)':"$$PATH" examples/kubernetes/monitoring/generate
 
 check-generated: generate ## fail if those are not the committed ones
 	@$(call need,git,git)

@@ -23,15 +23,14 @@ from nixl_telemetry.testbed.otlp_receiver import OtlpReceiver
 from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation
 from nixl_telemetry.testbed.processes import ManagedProcess
 from nixl_telemetry.testbed.readiness import port_open
-from tests.support.manifests import EXAMPLES, SERVING, find
+from tests.support.manifests import EXAMPLES, MONITORING, SERVING, find
 
 RULES: Final = EXAMPLES.parent / "alerts" / "nixl.rules.yaml"
 PROMETHEUS: Final = sorted((EXAMPLES / "prometheus").glob("*.yml"))
 COLLECTOR: Final = EXAMPLES / "otel-collector"
+GENERATED: Final = {MONITORING / "prometheus-rule.yaml", *(MONITORING / "dashboards").iterdir()}
 WRITTEN: Final = [
-    path
-    for path in sorted(EXAMPLES.rglob("*"))
-    if path.is_file() and path.suffix != ".md" and path.name not in {"prometheus-rule.yaml", "dashboards.yaml"}
+    path for path in sorted(EXAMPLES.rglob("*")) if path.is_file() and path.suffix != ".md" and path not in GENERATED
 ]
 
 

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Kubernetes manifests: reading them, and refusing what a cluster would refuse or silently drop."""
 
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -14,6 +14,9 @@ from pydantic.alias_generators import to_camel
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 SERVING: Final = EXAMPLES / "kubernetes" / "serving"
 MONITORING: Final = EXAMPLES / "kubernetes" / "monitoring"
+
+ROLES: Final = ("prefill", "decode")
+OTHER: Final = {"prefill": "decode", "decode": "prefill"}
 
 KUBERNETES: Final = ("1.29", "1.37")
 """The oldest and the newest release that manifests are checked against."""
@@ -30,11 +33,11 @@ def documents(path: Path) -> list[Manifest]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 
-def manifests(folder: Path) -> Iterator[tuple[str, Manifest]]:
+@cache
+def manifests(folder: Path) -> tuple[tuple[str, Manifest], ...]:
     """All of a folder and those below, with their file's name; the arguments of vLLM are none."""
-    for path in sorted(folder.rglob("*.yaml")):
-        if path.parent.name != "config":
-            yield from ((path.name, document) for document in documents(path))
+    paths = [path for path in sorted(folder.rglob("*.yaml")) if path.parent.name != "config"]
+    return tuple((path.name, document) for path in paths for document in documents(path))
 
 
 def find(kind: str, name: str, folder: Path = SERVING) -> Manifest:
@@ -43,6 +46,29 @@ def find(kind: str, name: str, folder: Path = SERVING) -> Manifest:
         one for _, one in manifests(folder) if one["kind"] == kind and one.get("metadata", {}).get("name") == name
     )
     return found
+
+
+def spec_of(deployment: Manifest) -> dict[str, Any]:
+    """What a Deployment says of its pods."""
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def pod_of(role: str) -> dict[str, Any]:
+    """What the Deployment of a role says of its pods."""
+    return spec_of(find("Deployment", role))
+
+
+def labels_of(name: str) -> dict[str, str]:
+    """The labels of a Deployment's pods."""
+    labels: dict[str, str] = find("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+    return labels
+
+
+def config_of(role: str) -> dict[str, Any]:
+    """The arguments of a role's servers."""
+    (config,) = documents(SERVING / "config" / f"{role}.yaml")
+    return config
 
 
 def validate(manifest: Manifest, version: str) -> None:
