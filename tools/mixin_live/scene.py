@@ -63,6 +63,7 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
             # As between machines: over shared memory a reader needs nothing of a peer that stands still.
             "UCX_TLS": "tcp,self",
             "NIXLTEL_TRACE_FILE": str(folder / "traces" / "spans.jsonl"),
+            "NIXLTEL_AUDIT_DIR": str(folder / "audit"),
         },
         # The prompts repeat, and each is to move its KV.
         args=("--no-enable-prefix-caching",),
@@ -196,4 +197,4 @@ class Scene:
             self[name].process.send_signal(signal.SIGCONT)
 
     def _tell_prometheus(self) -> None:
-        self._prometheus.set_targets({name: [f"{LOOPBACK}:{server.port}"] for name, server in self._servers.items()})
+        self._prometheus.set_targets({name: f"{LOOPBACK}:{server.port}" for name, server in self._servers.items()})
