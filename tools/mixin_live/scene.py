@@ -5,7 +5,7 @@
 import itertools
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,6 +92,16 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
     }
 
 
+@dataclass(frozen=True)
+class Handover:
+    """A prompt whose KV waits at a prefill instance."""
+
+    prompt: Sequence[int]
+    request_id: str
+    params: Mapping[str, Any]
+    """``kv_transfer_params``."""
+
+
 class Scene:
     """The servers that run, and the requests that they get.
 
@@ -171,17 +181,34 @@ class Scene:
         """One request straight to a server."""
         return self.ask(self[name].url, self._members[name].model, prompt or self.prompt(), **more)
 
-    def prefilled(self, name: str, request_id: str | None = None) -> dict[str, Any]:
-        """What a prefill instance hands over for one prompt; empty if it failed."""
-        headers = {"X-Request-Id": request_id or self.new_id()}
-        answer = self.request(name, max_tokens=1, headers=headers, kv_transfer_params=dict(REMOTE_DECODE))
-        return dict(answer.kv_transfer_params or {}) if answer else {}
+    def prefill(self, name: str) -> "Handover | None":
+        """Prefill one prompt for a decode instance; ``None`` if it failed."""
+        prompt, request_id = self.prompt(), self.new_id()
+        answer = self.request(
+            name,
+            prompt,
+            max_tokens=1,
+            headers={"X-Request-Id": request_id},
+            kv_transfer_params=dict(REMOTE_DECODE),
+        )
+        return Handover(prompt, request_id, answer.kv_transfer_params) if answer and answer.kv_transfer_params else None
+
+    def decode(self, name: str, handover: "Handover", *, request_id: str | None = None, **more: Any) -> None:
+        """Have a decode instance fetch what was prefilled, and answer.
+
+        Args:
+            name: The instance.
+            handover: What the prefill instance handed over.
+            request_id: Another one than the prefill instance was told.
+            **more: For the request.
+        """
+        headers = {"X-Request-Id": request_id or handover.request_id}
+        self.request(name, handover.prompt, headers=headers, kv_transfer_params=dict(handover.params), **more)
 
     def pair(self, prefill: str, decode: str) -> None:
         """One request through two servers, past the routers."""
-        request_id = self.new_id()
-        if params := self.prefilled(prefill, request_id):
-            self.request(decode, headers={"X-Request-Id": request_id}, kv_transfer_params=params)
+        if handover := self.prefill(prefill):
+            self.decode(decode, handover)
 
     def new_id(self) -> str:
         """For a request."""

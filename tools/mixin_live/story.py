@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.duration import Duration
 from nixl_telemetry.testbed import LOOPBACK
 from tools.mixin_live.panels import Window
 from tools.mixin_live.prometheus import Prometheus
-from tools.mixin_live.scene import LEASE_SECONDS, Scene
+from tools.mixin_live.scene import LEASE_SECONDS, Handover, Scene
 from tools.mixin_live.webhook import Webhook
 
 NOT_PROVOKED: Final[Mapping[str, str]] = {
@@ -34,6 +34,7 @@ _SLOW_HANDSHAKE_SECONDS: Final = 3.0
 """Less than the 5 s after which vLLM gives a handshake up."""
 _ABANDON_SECONDS: Final = 0.5
 _LATE_SECONDS: Final = LEASE_SECONDS + 2.0
+_STALLED: Final = 8
 _DOOMED: Final = 30
 _NO_HANDSHAKE: Final = b"GET /metrics HTTP/1.1\r\nHost: prefill\r\n\r\n"
 
@@ -206,10 +207,8 @@ def _push_faults(stage: Stage) -> None:
     listener = scene["push-prefill"].side_channel_port
 
     def unmatched() -> None:
-        params = scene.prefilled("push-prefill")
-        scene.request(
-            "push-decode", headers={"X-Request-Id": scene.new_id()}, kv_transfer_params=params, timeout=_ABANDON_SECONDS
-        )
+        if handover := scene.prefill("push-prefill"):
+            scene.decode("push-decode", handover, request_id=scene.new_id(), timeout=_ABANDON_SECONDS)
 
     def scan() -> None:
         with socket.create_connection((LOOPBACK, listener)) as connection:
@@ -234,15 +233,15 @@ def _push_faults(stage: Stage) -> None:
 def _lease_faults(stage: Stage) -> None:
     """Clients that hang up after the prefill, and a router that comes too late."""
     scene = stage.scene
-    kept: deque[tuple[float, Mapping[str, Any]]] = deque()
+    kept: deque[tuple[float, Handover]] = deque()
 
     def abandon() -> None:
-        if params := scene.prefilled("pull-prefill"):
-            kept.append((time.monotonic(), params))
+        if handover := scene.prefill("pull-prefill"):
+            kept.append((time.monotonic(), handover))
 
     def come_late() -> None:
         if kept and time.monotonic() - kept[0][0] > _LATE_SECONDS:
-            scene.request("pull-decode", kv_transfer_params=dict(kept.popleft()[1]))
+            scene.decode("pull-decode", kept.popleft()[1])
 
     _provoke(stage, _LEASES, abandon, come_late)
 
@@ -252,8 +251,8 @@ def _stall(stage: Stage) -> None:
     scene = stage.scene
 
     def stall() -> None:
-        waiting = [scene.prefilled("pull-prefill") for _ in range(8)]
-        with scene.standing_still("pull-prefill"), _asking(scene, "pull-decode", waiting):
+        waiting = _prefilled(scene, _STALLED)
+        with scene.standing_still("pull-prefill"), _decoding(scene, waiting):
             time.sleep(_STALL_SECONDS)
 
     _provoke(stage, _STALL, stall)
@@ -262,9 +261,9 @@ def _stall(stage: Stage) -> None:
 def _kill(stage: Stage) -> None:
     """The prefill instance is gone, with KV that was promised."""
     scene = stage.scene
-    doomed = [scene.prefilled("pull-prefill") for _ in range(_DOOMED)]
+    doomed = _prefilled(scene, _DOOMED)
     scene["pull-prefill"].process.kill()
-    with _asking(scene, "pull-decode", doomed):
+    with _decoding(scene, doomed):
         stage.wait(lambda: all(map(stage.webhook.delivered, _KILL)), _DELIVERY_SECONDS)
     scene.restart("pull-prefill")
 
@@ -272,8 +271,8 @@ def _kill(stage: Stage) -> None:
 def _slow_handshake(stage: Stage) -> None:
     """The new instance is slow to answer whom it does not know."""
     scene = stage.scene
-    params = scene.prefilled("pull-prefill")
-    with scene.standing_still("pull-prefill"), _asking(scene, "pull-decode", [params]):
+    first = _prefilled(scene, 1)
+    with scene.standing_still("pull-prefill"), _decoding(scene, first):
         time.sleep(_SLOW_HANDSHAKE_SECONDS)
     stage.wait(lambda: all(map(stage.webhook.delivered, _HANDSHAKE)), _DELIVERY_SECONDS)
 
@@ -294,13 +293,16 @@ def _recover(stage: Stage) -> None:
     stage.wait(lambda: all(map(webhook.resolved, webhook.names())), _RESOLUTION_SECONDS)
 
 
+def _prefilled(scene: Scene, count: int) -> list[Handover]:
+    return [handover for _ in range(count) if (handover := scene.prefill("pull-prefill"))]
+
+
 @contextmanager
-def _asking(scene: Scene, name: str, handed_over: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Requests of a decode instance, all at once, that have an answer or a failure at the end."""
-    with ThreadPoolExecutor(len(handed_over)) as pool, ExitStack() as stack:
-        for params in handed_over:
-            asked = pool.submit(scene.request, name, kv_transfer_params=dict(params))
-            stack.callback(asked.result)
+def _decoding(scene: Scene, handovers: Sequence[Handover]) -> Iterator[None]:
+    """Requests of the decode instance, all at once, that have an answer or a failure at the end."""
+    with ThreadPoolExecutor(max(1, len(handovers))) as pool, ExitStack() as stack:
+        for handover in handovers:
+            stack.callback(pool.submit(scene.decode, "pull-decode", handover).result)
         yield
 
 
