@@ -99,7 +99,9 @@ def pairs(entries: list[str], option: str) -> dict[str, str]:
 def _read(file: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}") from None
+    except (UnicodeError, yaml.YAMLError) as error:
         raise CommandError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     if content is None:
         return {}

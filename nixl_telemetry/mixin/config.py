@@ -23,7 +23,13 @@ def _is_label(name: str) -> str:
 def _is_url(url: str) -> str:
     if not re.fullmatch(r"https?://[^\s\"']+", url):
         raise ValueError("it must be an http or https URL")
-    return url.rstrip("/")
+    return url
+
+
+def _has_alert(url: str) -> str:
+    if "{alert}" not in url:
+        raise ValueError("it must have {alert} in it, which stands for the alert's name")
+    return url
 
 
 Label = Annotated[str, AfterValidator(_is_label)]
@@ -82,7 +88,7 @@ class MixinConfig(BaseModel):
         pattern="^([A-Z][a-z0-9]+)*$",
         description="In front of each alert's name, for a second copy of the rules. All begin with `Nixl` anyway.",
     )
-    runbook_url: Url = Field(
+    runbook_url: Annotated[Url, AfterValidator(_has_alert)] = Field(
         default="https://nixl-telemetry.example/runbooks/{alert}.html",
         description="Address of a runbook; `{alert}` stands for the alert's name, without the prefix. A reserved name: "
         "set it to where these pages are served.",

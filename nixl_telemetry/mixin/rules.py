@@ -80,7 +80,7 @@ def dashboard_url(alert: Alert, config: MixinConfig) -> str:
     """Where its board is, with the variables set to the alert's labels."""
     label = {"job": config.job_label, "model": "model_name", "mode": "transfer_mode"}
     query = "&".join(f"var-{name}={{{{ $labels.{label[name]} | urlquery }}}}" for name in alert.variables)
-    return f"{config.grafana_url}/d/{alert.board}" + (f"?{query}" if query else "")
+    return f"{config.grafana_url.rstrip('/')}/d/{alert.board}" + (f"?{query}" if query else "")
 
 
 def _rule(alert: Alert, config: MixinConfig) -> dict[str, Any]:
