@@ -39,6 +39,8 @@ AnyPanel = lines.Panel | stats.Panel | tables.Panel | heatmaps.Panel | texts.Pan
 
 NOTHING: Final = "nothing reported by the selected instances"
 """What a panel says whose metric nobody exports."""
+_TOP: Final = {"ops": 0.01, "short": 1, "percentunit": 0.01, "s": 0.001, "Bps": 1000, "bytes": 1000}
+"""Where an axis ends at least, by unit: Grafana's own for nothing but zeros is 100, and 10,000 %."""
 
 
 def traces(title: str, traceql: str) -> Link:
@@ -94,6 +96,7 @@ def timeseries(
         _common(lines.Panel(), title, description, span, height, queries, runbooks, instant=False)
         .unit(unit)
         .min(0)
+        .axis_soft_max(max(_TOP[unit], 1.2 * limit if limit and unit == "percentunit" else 0))
         .no_value(NOTHING)
         .legend(legend)
         .tooltip(parts.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
@@ -198,7 +201,7 @@ def table(
     """
     asked = [Query(query) for query in queries]
     panel = _common(tables.Panel(), title, description, span, height, asked, runbooks, instant=True, form="table")
-    panel.unit(unit).no_value(none).show_header(True).cell_height(common.TableCellHeight.SM)
+    panel.unit(unit).no_value(none).min_width(80).show_header(True).cell_height(common.TableCellHeight.SM)
     panel.thresholds(_steps({}, "transparent")).transformations(list(steps))
     if sort:
         panel.sort_by([parts.TableSortByFieldState().display_name(sort).desc(descending)])
@@ -299,7 +302,7 @@ def _common(
 
 def _about(markdown: str) -> texts.Panel:
     panel = texts.Panel().title("About this board").description("What the board is for, and what it cannot show.")
-    return panel.mode(text_models.TextMode.MARKDOWN).content(inspect.cleandoc(markdown)).span(24).height(5)
+    return panel.mode(text_models.TextMode.MARKDOWN).content(inspect.cleandoc(markdown)).span(24).height(4)
 
 
 def _annotations() -> list[Builder[models.AnnotationQuery]]:

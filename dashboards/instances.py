@@ -43,10 +43,12 @@ def instances() -> list[AnyPanel]:
                 "Instance": {"custom.width": 170},
                 "Engine": {"custom.width": 70},
                 "Mode": {"custom.width": 80},
-                "Hash enforced": coloured_text({"false": config.ATTENTION}),
+                "Model": {"custom.width": 250},
+                "Hash enforced": coloured_text({"true": "text", "false": config.ATTENTION}),
             },
             sort="Instance",
             none="",
+            height=10,
             runbooks=["NixlTransferModesMixed", "NixlConnectorVersionsMixed", "NixlEnforcementOff"],
         ),
     ]

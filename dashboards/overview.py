@@ -192,6 +192,7 @@ def _failing() -> list[AnyPanel]:
             "ops",
             rates(_FAILED_HANDSHAKES, by="error_type"),
             many=True,
+            span=10,
             runbooks=["NixlHandshakeFailureRatioHigh"],
             links=[
                 traces("Failed handshakes in traces", '{ name = "nixl.handshake" && status = error }'),
@@ -203,7 +204,7 @@ def _failing() -> list[AnyPanel]:
             "Seen by the side that moves the KV: decode in pull, prefill in push.",
             "ops",
             rates(_FAILED_TRANSFERS, by="error_type"),
-            many=True,
+            span=7,
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[
                 traces("Failed transfers in traces", '{ name = "nixl.transfer" && status = error }'),
@@ -219,5 +220,6 @@ def _failing() -> list[AnyPanel]:
             Query(total("vllm:nixl_num_failed_notifications_total{SELECTED}"), "notifications"),
             Query(total("vllm:nixl_num_kv_expired_reqs_total{SELECTED}"), "KV expired"),
             colours={"transfers": config.BAD, "notifications": "yellow", "KV expired": config.ATTENTION},
+            span=7,
         ),
     ]

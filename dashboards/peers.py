@@ -26,7 +26,7 @@ def between_whom() -> list[AnyPanel]:
                     "custom.cellOptions": {"type": "color-background", "mode": "basic"},
                     "custom.minWidth": 130,
                 },
-                "Peer": {"custom.cellOptions": {"type": "auto"}, "custom.width": 170},
+                "Peer": {"custom.cellOptions": {"type": "auto"}, "custom.width": 150},
             },
             none="-",
             span=11,
@@ -57,6 +57,8 @@ def between_whom() -> list[AnyPanel]:
                 ),
             ],
             columns={
+                "Peer": {"custom.width": 150},
+                "Instance": {"custom.width": 150},
                 "Bandwidth": {"unit": "Bps"},
                 "Transfers": {"unit": "ops"},
                 "Failures": {"unit": "ops", "noValue": "0"},
