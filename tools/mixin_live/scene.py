@@ -53,7 +53,7 @@ class Member:
 
 
 def members(weights: Path, folder: Path) -> dict[str, Member]:
-    """All servers by name: two deployments, and what a rollout that goes wrong adds to the first."""
+    """All servers by name: two deployments, and what a rollout that goes wrong adds to them."""
     extra: dict[str, Any] = {"kv_lease_duration": LEASE_SECONDS}
     base = ServerConfig(
         weights,
@@ -62,7 +62,7 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
         env={
             # As between machines: over shared memory a reader needs nothing of a peer that stands still.
             "UCX_TLS": "tcp,self",
-            "NIXLTEL_TRACE_FILE": str(folder / "traces" / "spans.jsonl"),
+            "NIXLTEL_TRACE_FILE": str(folder / "mount" / "spans.jsonl"),
             "NIXLTEL_AUDIT_DIR": str(folder / "audit"),
         },
         # The prompts repeat, and each is to move its KV.
@@ -85,6 +85,7 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
         "push-decode": ("chat-push", replace(decode, connector=_PUSH)),
         "older-prefill": ("chat-pull", replace(older, connector=_PULL)),
         "wrong-decode": ("chat-pull", replace(decode, connector=_PUSH)),
+        "other-decode": ("chat-push", replace(decode, connector=_PUSH, dtype="float32")),
     }
     return {
         name: Member(name, model, replace(config, args=(*config.args, "--served-model-name", model)))
@@ -106,15 +107,16 @@ class Scene:
     """The servers that run, and the requests that they get.
 
     Attributes:
-        folder: Logs, weights, spans.
-        traces: Where the servers write their spans.
+        folder: Logs, weights, spans, audit trails.
     """
 
     def __init__(self, folder: Path, prometheus: Prometheus) -> None:
         """Writes the model; nothing runs yet."""
         self.folder = folder
-        self.traces = folder / "traces"
-        self.traces.mkdir(parents=True)
+        # Spans go through a link, as good as a mount point: the disk behind it can be taken away.
+        self._disk = folder / "disk"
+        self._disk.mkdir(parents=True)
+        (folder / "mount").symlink_to(self._disk)
         self._tiny = TinyModel()
         self._members = members(self._tiny.write(folder / "model"), folder)
         self._servers: dict[str, VllmServer] = {}
@@ -222,6 +224,15 @@ class Scene:
             yield
         finally:
             self[name].process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def without_disk(self) -> Iterator[None]:
+        """Spans have nowhere to go meanwhile."""
+        away = self._disk.rename(self._disk.with_name("disk-away"))
+        try:
+            yield
+        finally:
+            away.rename(self._disk)
 
     def _tell_prometheus(self) -> None:
         self._prometheus.set_targets({name: f"{LOOPBACK}:{server.port}" for name, server in self._servers.items()})

@@ -40,19 +40,24 @@ _NO_HANDSHAKE: Final = b"GET /metrics HTTP/1.1\r\nHost: prefill\r\n\r\n"
 
 
 def config() -> MixinConfig:
-    """The alerts' own configuration with minutes turned into seconds, and what a fault of seconds needs besides."""
+    """The alerts' own configuration with minutes turned into seconds, and what that asks for besides."""
     scaled = MixinConfig().scaled(_SCALE)
     return scaled.model_copy(
         update={
             # A fault of seconds is to be seen for longer than its `for`.
             "handshake_window": Duration.parse("30s"),
             "transfer_window": Duration.parse("30s"),
-            # A pair that fits has one handshake, and no machine has room for ten pairs; it cannot take 7.5 s either,
-            # since vLLM gives up after 5 s without an answer.
+            # In a window of seconds there are few requests, and a pair that fits has one handshake.
             "handshake_floor": 1,
+            "transfer_floor": 10,
+            "burn_floor": 20,
+            "decode_floor": 4,
+            "lease_floor": 4,
+            "push_floor": 4,
+            # vLLM gives up a handshake after 5 s without an answer.
             "handshake_slow_seconds": 1.0,
-            # The two that wake somebody: the slower ones would take many minutes to resolve.
-            "burn_windows": scaled.burn_windows[:2],
+            # The fastest one: the others would take minutes to resolve, and hold other alerts back meanwhile.
+            "burn_windows": scaled.burn_windows[:1],
         }
     )
 
@@ -164,18 +169,18 @@ def _provoke(stage: Stage, alerts: Iterable[str], *disturbances: Callable[[], ob
 
 _ABSENT: Final = ("NixlMetricsAbsent",)
 _PUSH: Final = (
-    *("NixlCompatMismatch", "NixlTransferModeMismatch", "NixlModeConflict", "NixlHandshakeFailureRatioHigh"),
+    *("NixlTransferModeMismatch", "NixlModeConflict", "NixlHandshakeFailureRatioHigh"),
     *("NixlPushUnmatched", "NixlDecodeWithoutTransfers", "NixlListenerRefusing"),
     *("NixlTelemetryErrors", "NixlTelemetryDropping"),
 )
 _LEASES: Final = ("NixlLeasesExpiring", "NixlInvalidKv")
 _STALL: Final = ("NixlTransferStalled", "NixlTransferSlow")
-_KILL: Final = ("NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn", "NixlTargetDown")
-_HANDSHAKE: Final = ("NixlHandshakeSlow",)
-_ROLLOUT: Final = (
-    *("NixlConnectorVersionMismatch", "NixlConnectorVersionsMixed", "NixlCompatHashesMixed"),
-    *("NixlTransferModesMixed", "NixlEnforcementOff"),
+_KILLED: Final = ("NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn", "NixlTargetDown")
+_SLOW: Final = ("NixlHandshakeSlow",)
+_MIXED: Final = (
+    *("NixlConnectorVersionsMixed", "NixlCompatHashesMixed", "NixlTransferModesMixed", "NixlEnforcementOff"),
 )
+_MISMATCH: Final = ("NixlConnectorVersionMismatch", "NixlCompatMismatch")
 
 
 def _start(stage: Stage) -> None:
@@ -214,20 +219,15 @@ def _push_faults(stage: Stage) -> None:
         with socket.create_connection((LOOPBACK, listener)) as connection:
             connection.sendall(_NO_HANDSHAKE)
 
-    away = scene.traces.with_name("traces-away")
-    scene.traces.rename(away)
-    try:
-        with stage.loads["push"].paused():
-            _provoke(
-                stage,
-                _PUSH,
-                lambda: scene.pair("pull-prefill", "push-decode"),
-                unmatched,
-                lambda: scene.request("push-decode"),
-                scan,
-            )
-    finally:
-        away.rename(scene.traces)
+    with scene.without_disk(), stage.loads["push"].paused():
+        _provoke(
+            stage,
+            _PUSH,
+            lambda: scene.pair("pull-prefill", "push-decode"),
+            unmatched,
+            lambda: scene.request("push-decode"),
+            scan,
+        )
 
 
 def _lease_faults(stage: Stage) -> None:
@@ -259,36 +259,41 @@ def _stall(stage: Stage) -> None:
 
 
 def _kill(stage: Stage) -> None:
-    """The prefill instance is gone, with KV that was promised."""
-    scene = stage.scene
+    """The prefill instance is gone, with KV that was promised; the new one is slow to answer whom it does not know."""
+    scene, delivered = stage.scene, stage.webhook.delivered
     doomed = _prefilled(scene, _DOOMED)
-    scene["pull-prefill"].process.kill()
-    with _decoding(scene, doomed):
-        stage.wait(lambda: all(map(stage.webhook.delivered, _KILL)), _DELIVERY_SECONDS)
-    scene.restart("pull-prefill")
-
-
-def _slow_handshake(stage: Stage) -> None:
-    """The new instance is slow to answer whom it does not know."""
-    scene = stage.scene
-    first = _prefilled(scene, 1)
-    with scene.standing_still("pull-prefill"), _decoding(scene, first):
-        time.sleep(_SLOW_HANDSHAKE_SECONDS)
-    stage.wait(lambda: all(map(stage.webhook.delivered, _HANDSHAKE)), _DELIVERY_SECONDS)
+    with stage.loads["pull"].paused():
+        scene["pull-prefill"].process.kill()
+        with _decoding(scene, doomed):
+            stage.wait(lambda: all(map(delivered, _KILLED)), _DELIVERY_SECONDS)
+        scene.restart("pull-prefill")
+        first = _prefilled(scene, 1)
+        with scene.standing_still("pull-prefill"), _decoding(scene, first):
+            time.sleep(_SLOW_HANDSHAKE_SECONDS)
+    stage.wait(lambda: all(map(delivered, _SLOW)), _DELIVERY_SECONDS)
 
 
 def _rollout(stage: Stage) -> None:
-    """An upgrade has left one old instance, with the check switched off, and a new one has the wrong connector."""
+    """An upgrade has left an old instance, which checks nothing; new ones have the wrong connector and another dtype.
+
+    What differs is told before the first request meets it: afterwards Alertmanager holds it back, as a consequence.
+    """
     scene = stage.scene
     scene.stop("pull-stock")
-    scene.start("older-prefill", "wrong-decode")
-    _provoke(stage, _ROLLOUT, lambda: scene.pair("older-prefill", "pull-decode"))
+    scene.start("older-prefill", "wrong-decode", "other-decode")
+    _provoke(stage, _MIXED)
+    _provoke(
+        stage,
+        _MISMATCH,
+        lambda: scene.pair("older-prefill", "pull-decode"),
+        lambda: scene.pair("push-prefill", "other-decode"),
+    )
     stage.windows["story"] = Window(stage.begin, time.time())
 
 
 def _recover(stage: Stage) -> None:
     """What was wrong is taken away, and all alerts resolve."""
-    stage.scene.stop("older-prefill", "wrong-decode")
+    stage.scene.stop("older-prefill", "wrong-decode", "other-decode")
     webhook = stage.webhook
     stage.wait(lambda: all(map(webhook.resolved, webhook.names())), _RESOLUTION_SECONDS)
 
@@ -312,8 +317,7 @@ ACTS: Final = (
     Act("routers, clients and a disk go wrong in the push deployment", _push_faults, _PUSH),
     Act("leases expire", _lease_faults, _LEASES),
     Act("a prefill instance stands still", _stall, _STALL),
-    Act("a prefill instance is killed", _kill, _KILL),
-    Act("a prefill instance is slow to shake hands", _slow_handshake, _HANDSHAKE),
-    Act("a rollout leaves a mixed fleet", _rollout, _ROLLOUT),
+    Act("a prefill instance is killed, and the new one is slow to shake hands", _kill, (*_KILLED, *_SLOW)),
+    Act("a rollout leaves a mixed fleet", _rollout, (*_MIXED, *_MISMATCH)),
     Act("all is well again", _recover),
 )
