@@ -228,8 +228,12 @@ class MixinConfig(BaseModel):
         "What was taken away on purpose is not told of for days.",
     )
     target_down_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
-    targets_down_share: Ratio = Field(default=0.5, description="The rest cannot carry the load of more than half.")
-    targets_down_for: Duration = lasting("5m", "A rolling restart does not take half of a fleet at once.")
+    targets_down_share: Ratio = Field(
+        default=0.4, description="The rest cannot carry the load of so many; and of one P and one D, one is enough."
+    )
+    targets_down_for: Duration = lasting(
+        "5m", "A restart of the one P of a pair may take minutes; nothing is served meanwhile."
+    )
     absent_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
 
     # Telemetry

@@ -88,6 +88,10 @@ class LeaseTable:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
+        self._opened = telemetry.series(LEASES_OPENED)
+        self._held = telemetry.series(LEASES_HELD)
+        self._blocks_held = telemetry.series(LEASE_BLOCKS_HELD)
+        self._durations = {outcome: telemetry.series(LEASE_DURATION, outcome) for outcome in LEASE_OUTCOMES}
         self._leases: dict[str, Lease] = {}
         self._overdue = 0
         self._logged_at = -_LOG_SECONDS
@@ -111,9 +115,7 @@ class LeaseTable:
         spans = self.telemetry.spans
         context = spans.new_context(parent, SpanName.LEASE, SpanKind.PRODUCER) if spans.is_exporting else None
         lease = self._leases[request_id] = Lease(request_id, blocks, parent, context, _deadline_ns(granted_s))
-        self.telemetry.record_all(
-            ((LEASES_OPENED, (), 1), (LEASES_HELD, (), 1), (LEASE_BLOCKS_HELD, (), blocks)),
-        )
+        self.telemetry.record_all(((self._opened, 1), (self._held, 1), (self._blocks_held, blocks)))
         self.telemetry.ensure_watched()
         return lease
 
@@ -146,9 +148,9 @@ class LeaseTable:
     def _end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         lease.end_ns = now_ns()
         lease.outcome = outcome
-        updates: list[Update] = [(LEASES_HELD, (), -1), (LEASE_BLOCKS_HELD, (), -lease.blocks)]
-        if outcome in LEASE_OUTCOMES:
-            updates.append((LEASE_DURATION, (outcome,), lease.duration_s))
+        updates: list[Update] = [(self._held, -1), (self._blocks_held, -lease.blocks)]
+        if outcome in self._durations:
+            updates.append((self._durations[outcome], lease.duration_s))
         self.telemetry.record_all(updates)
         self.telemetry.emit(lease.describe)
 

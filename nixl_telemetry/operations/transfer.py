@@ -30,6 +30,7 @@ from nixl_telemetry.signals.catalogue import (
     TRANSFER_BYTES,
     TRANSFER_DESCRIPTORS,
     TRANSFER_DURATION,
+    TRANSFER_ERRORS,
     TRANSFER_OBSERVATION_DELAY,
     TRANSFER_OLDEST,
     TRANSFERS_IN_FLIGHT,
@@ -106,6 +107,27 @@ class NixlResult(Protocol):
     descCount: int
 
 
+class Counted:
+    """The metrics of the transfers in one direction.
+
+    Args:
+        telemetry: The hub.
+        direction: Which.
+    """
+
+    def __init__(self, telemetry: Telemetry, direction: Direction) -> None:
+        series = telemetry.series
+        self.posted: Final = series(TRANSFERS_POSTED, direction)
+        self.in_flight: Final = series(TRANSFERS_IN_FLIGHT, direction)
+        self.durations: Final = {
+            error: series(TRANSFER_DURATION, direction, error or "") for error in (None, *TRANSFER_ERRORS)
+        }
+        self.observation_delay: Final = series(TRANSFER_OBSERVATION_DELAY, direction)
+        self.size_bytes: Final = series(TRANSFER_BYTES, direction)
+        self.blocks: Final = series(TRANSFER_BLOCKS, direction)
+        self.descriptors: Final = series(TRANSFER_DESCRIPTORS, direction)
+
+
 @dataclass(slots=True)
 class Measured:
     """What NIXL says of a finished transfer."""
@@ -126,7 +148,7 @@ class Transfer:
     descriptors: int
     request: Request | None
     conflict: ModeConflict | None
-    direction: Direction = Direction.READ
+    counted: Counted
     is_first: bool = True
     """Whether it is the first that moves these blocks."""
     start_ns: int = field(default_factory=now_ns)
@@ -170,19 +192,20 @@ class Transfer:
         self.telemetry.audit(self.audit_record)
 
     def _updates(self) -> list[Update]:
-        direction, duration_s = self.direction, self.duration_s
-        labels = (direction,)
-        updates: list[Update] = [(TRANSFER_DURATION, (direction, self.error or ""), duration_s)]
-        # One that could not be prepared counts as posted, so that the numbers add up.
-        updates.append((TRANSFERS_IN_FLIGHT, labels, -1) if self.posted else (TRANSFERS_POSTED, labels, 1))
+        counted = self.counted
+        updates: list[Update] = [
+            (counted.durations[self.error], self.duration_s),
+            # One that could not be prepared counts as posted, so that the numbers add up.
+            (counted.in_flight, -1) if self.posted else (counted.posted, 1),
+        ]
         if self.error is None:
-            updates.append((TRANSFER_OBSERVATION_DELAY, labels, self.observation_delay_s))
+            updates.append((counted.observation_delay, self.observation_delay_s))
             # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
             if self.is_first:
-                updates.append((TRANSFER_BLOCKS, labels, self.blocks))
-            updates.append((TRANSFER_DESCRIPTORS, labels, self.descriptor_count))
+                updates.append((counted.blocks, self.blocks))
+            updates.append((counted.descriptors, self.descriptor_count))
             if self.measured is not None:
-                updates.append((TRANSFER_BYTES, labels, self.measured.size_bytes))
+                updates.append((counted.size_bytes, self.measured.size_bytes))
         return updates
 
     def _tell(self, request: Request) -> None:
@@ -322,6 +345,8 @@ class TransferTable:
         self.on_notifications: Callable[[dict[str, list[bytes]]], object] = len
         """Told of what peers have sent, by agent, on the thread that asks NIXL for it."""
         self._mode = ModeCheck(telemetry)
+        self._read = Counted(telemetry, Direction.READ)
+        self._written = Counted(telemetry, Direction.WRITE)
         self._transfers: dict[int, Transfer] = {}
         telemetry.watch(self._look)
 
@@ -339,9 +364,8 @@ class TransferTable:
             context = {semconv.TRANSFER_OPERATION: operation}
             conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
         request = self.current.request
-        transfer = Transfer(self.telemetry, self.peers, operation, len(descriptors), request, conflict)
-        if operation == "WRITE":
-            transfer.direction = Direction.WRITE
+        counted = self._written if operation == "WRITE" else self._read
+        transfer = Transfer(self.telemetry, self.peers, operation, len(descriptors), request, conflict, counted)
         if request is not None:
             transfer.is_first = not request.has_transfer
             request.has_transfer = True
@@ -371,8 +395,8 @@ class TransferTable:
         if transfer is not None and not transfer.posted:
             transfer.posted = True
             transfer.start_ns = now_ns()
-            labels = (transfer.direction,)
-            self.telemetry.record_all(((TRANSFERS_POSTED, labels, 1), (TRANSFERS_IN_FLIGHT, labels, 1)))
+            counted = transfer.counted
+            self.telemetry.record_all(((counted.posted, 1), (counted.in_flight, 1)))
 
     @guarded
     def posting_failed(self, handle: object, error: BaseException) -> None:

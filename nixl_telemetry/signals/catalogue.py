@@ -105,7 +105,8 @@ _HANDSHAKE_ERRORS: Final = (
     ErrorType.AGENT_ERROR,
     ErrorType.OTHER,
 )
-_TRANSFER_ERRORS: Final = ("", ErrorType.TRANSFER_SETUP, ErrorType.TRANSFER_FAILED, ErrorType.OTHER)
+TRANSFER_ERRORS: Final = (ErrorType.TRANSFER_SETUP, ErrorType.TRANSFER_FAILED, ErrorType.OTHER)
+"""How a transfer fails."""
 
 _FACTOR: Final = Label("factor", (*FACTOR_NAMES, UNKNOWN_FACTOR))
 _DIRECTION: Final = Label("direction", tuple(Direction))
@@ -172,7 +173,7 @@ TRANSFER_DURATION: Final = Metric(
     "Time of a transfer from its post to the poll that first saw it done or failed (error_type). It includes the "
     "observation delay: vLLM polls once per engine step.",
     "initiator",
-    (_DIRECTION, Label("error_type", _TRANSFER_ERRORS)),
+    (_DIRECTION, Label("error_type", ("", *TRANSFER_ERRORS))),
     _TRANSFER_BUCKETS,
 )
 TRANSFER_OBSERVATION_DELAY: Final = Metric(

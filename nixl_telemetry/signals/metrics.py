@@ -14,9 +14,6 @@ from typing import Any, Final, TypeAlias
 from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind, Metric
 from nixl_telemetry.signals.semconv import Signal
 
-Update: TypeAlias = tuple[Metric, tuple[str, ...], float]
-"""One increment, observation or state: of which metric, with which labels, and the value."""
-
 Batch: TypeAlias = dict[str, dict[str, Any]]
 """Updates by metric name and series key: a number, or a list of observations for a histogram. msgpack can carry it."""
 
@@ -50,6 +47,27 @@ def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
                 mine[key] = mine.get(key, 0) + value
 
 
+class Series:
+    """One series of a metric: what updates are recorded of, looked up once."""
+
+    __slots__ = ("key", "metric")
+
+    def __init__(self, metric: Metric, labels: tuple[str, ...]) -> None:
+        self.metric: Final = metric
+        self.key: Final = series_key(labels)
+
+    def total(self, values: list[float]) -> float | list[float]:
+        """What updates add up to."""
+        kind = self.metric.kind
+        if kind is Kind.HISTOGRAM:
+            return values
+        return values[-1] if kind is Kind.INFO or kind is Kind.STATE else sum(values)
+
+
+Update: TypeAlias = tuple[Series, float]
+"""One increment, observation or state."""
+
+
 class Recorder:
     """Collects the updates of one process. Any thread may add; one thread drains.
 
@@ -59,16 +77,25 @@ class Recorder:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._series: dict[tuple[str, tuple[str, ...]], Series] = {}
         self.updates: Final[deque[Update]] = deque()
         """What waits to be drained."""
         self._dropped = itertools.count()
         self._dropped_reported = 0
 
+    def series(self, metric: Metric, labels: tuple[str, ...] = ()) -> Series:
+        """The series of a metric with these label values."""
+        known = self._series.get((metric.name, labels))
+        return known or self._series.setdefault((metric.name, labels), Series(metric, labels))
+
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
+        self._add(self.series(metric, labels), value)
+
+    def _add(self, series: Series, value: float) -> None:
         # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.
-        if len(self.updates) < self._limit or metric.kind is Kind.LEVEL:
-            self.updates.append((metric, labels, value))
+        if len(self.updates) < self._limit or series.metric.kind is Kind.LEVEL:
+            self.updates.append((series, value))
         else:
             next(self._dropped)
 
@@ -78,27 +105,28 @@ class Recorder:
             self.updates.extend(updates)
             return
         for update in updates:
-            self.add(*update)
+            self._add(*update)
 
     def drain(self) -> Batch | None:
         """Take all updates; ``None`` when there are none."""
         if not self.updates:
             return None
-        batch: Batch = {}
+        recorded: dict[Series, list[float]] = {}
+        take_next = self.updates.popleft
         # Only what is there now: other threads may keep adding.
         for _ in range(len(self.updates)):
-            metric, labels, value = self.updates.popleft()
-            series = batch.get(metric.name)
-            if series is None:
-                series = batch[metric.name] = {}
-            key = _SEPARATOR.join(labels)  # as series_key, without a call for each update of each step
-            kind = metric.kind
-            if key not in series or kind is Kind.INFO or kind is Kind.STATE:
-                series[key] = [value] if kind is Kind.HISTOGRAM else value
-            elif kind is Kind.HISTOGRAM:
-                series[key].append(value)
+            series, value = take_next()
+            values = recorded.get(series)
+            if values is None:
+                recorded[series] = [value]
             else:
-                series[key] += value
+                values.append(value)
+        batch: Batch = {}
+        for series, values in recorded.items():
+            name = series.metric.name
+            if name not in batch:
+                batch[name] = {}
+            batch[name][series.key] = series.total(values)
         self._report_dropped(batch)
         return batch
 

@@ -17,7 +17,7 @@ from nixl_telemetry.signals.description import Describe
 from nixl_telemetry.signals.export import ExportThread
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.logs import LogWriter
-from nixl_telemetry.signals.metrics import Batch, Recorder, Update
+from nixl_telemetry.signals.metrics import Batch, Recorder, Series, Update
 from nixl_telemetry.signals.moves import BlockBudget
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 from nixl_telemetry.signals.traces import SpanWriter
@@ -76,8 +76,12 @@ class Telemetry:
         if self._has_metrics:
             self._recorder.add(metric, labels, value)
 
+    def series(self, metric: Metric, *labels: str) -> Series:
+        """A series, for :meth:`record_all`."""
+        return self._recorder.series(metric, labels)
+
     def record_all(self, updates: Sequence[Update]) -> None:
-        """Record several at once."""
+        """Record several at once: no step sends some of them without the others."""
         if self._has_metrics:
             self._recorder.add_all(updates)
 

@@ -59,7 +59,7 @@ class Case:
     """A query, and the value that it has at the end of the case: that of the threshold."""
     since: int = 5
     """Step from which on an alert that must not fire is watched."""
-    until: int = 60
+    until: int = 45
     """And the last one."""
     step: str = "1m"
     config: MixinConfig = field(default_factory=MixinConfig)

@@ -41,7 +41,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             and on ({by_job})
             {ours}
             """,
-            "Most instances cannot be scraped.",
+            "Many instances cannot be scraped.",
             f"{{{{ $value | humanizePercentage }}}} of the targets of {job} are down.",
             _BOARD,
             ("targets_down_share", "targets_down_for", "memory"),

@@ -83,7 +83,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             f"""
             count by ({c.by()}) (
               sum by ({c.by("instance")}) (
-                increase(vllm:request_success_total{{finished_reason=~"stop|length"}}[{c.decode_window}])
+                increase(vllm:request_success_total{{finished_reason=~"stop|length|repetition"}}[{c.decode_window}])
               ) >= {c.decode_floor:g}
               and on ({c.by("instance")})
               nixl_connector_info{{kv_role="kv_consumer"}}

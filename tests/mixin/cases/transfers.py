@@ -107,6 +107,7 @@ CASES: Final = (
         _ended("0+100x60", "0x5 500x60"),
         labels={"window": "1h"},
         since=15,
+        until=60,
         reads=("job_model_name:nixl_transfer_failures_per_transfers:ratio_rate1h", 500 / 6500),
     ),
     *_burn("critical", "6h", 60, "6", 100, "1m"),
