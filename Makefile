@@ -8,7 +8,8 @@ NIXL_VERSION := 1.5.1
 
 VENV := .venv
 BIN := $(VENV)/bin
-GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml
+GENERATED := docs/signals.md docs/configuration.md docs/alerts.md alerts/nixl.rules.yaml alerts/nixl.prometheusrule.yaml \
+	nixl_telemetry/mixin/boards nixl_telemetry/mixin/thresholds.json
 
 SOAK_SECONDS ?= 3600
 
@@ -123,9 +124,10 @@ docs: $(VENV_STAMP) ## build the documentation into site/; a warning is an error
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "docs: site/index.html"
 
-generate: $(VENV_STAMP) ## write the documentation and the rules that come from the code
+generate: $(VENV_STAMP) ## write the documentation, the rules and the dashboards that come from the code
 	@$(BIN)/python -m tools.generate_docs
 	@$(BIN)/python -m tools.generate_mixin
+	@$(BIN)/python -m dashboards
 
 check-generated: generate ## fail if those are not the committed ones
 	@$(call need,git,git)

@@ -20,6 +20,7 @@ from benchmarks.bare import SilentAgent, Sink, exporting_to_sink, scheduler_conn
 from benchmarks.figures import Budget, Figure, Part
 from nixl_telemetry.seam.stats import UPDATES
 from nixl_telemetry.signals.catalogue import TELEMETRY_ERRORS
+from nixl_telemetry.signals.clock import now_ns
 
 PEERS: Final = 1000
 REQUESTS: Final = 100_000
@@ -114,8 +115,7 @@ class Traffic:
         observer.acts_for_receive(name)
         observer.post_starts((), arguments)
         handle = object()
-        transfer = table.start("READ", range(BLOCKS))
-        table.prepared(transfer, handle)
+        table.prepared("READ", range(BLOCKS), now_ns(), handle)
         table.posting(handle)
         observer.post_ends()
         observer.acts_for_nobody()

@@ -14,6 +14,7 @@ from benchmarks.agents import Reader
 from benchmarks.bare import exporting_to_sink
 from benchmarks.figures import Budget, Figure, Part, differences, median_interval
 from benchmarks.interleave import Cost, cost_of, interleaved
+from nixl_telemetry.signals.clock import now_ns
 
 TOGETHER: Final = 8
 """Transfers that one step posts."""
@@ -78,8 +79,7 @@ def _poll_cost(reader: Reader) -> float:
     """A poll that sees a transfer in progress, less the call without the hook."""
     agent: Any = reader.worker.nixl_wrapper
     table = agent._nixl_telemetry
-    transfer = table.start("READ", [1])
-    table.prepared(transfer, 1)
+    table.prepared("READ", [1], now_ns(), 1)
     table.posting(1)
     cost = cost_of(lambda: table.polled(1, "PROC"), POLLS).cpu
     table.take(1)

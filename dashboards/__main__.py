@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""``python -m dashboards``: write the boards' JSON."""
+"""``python -m dashboards``: write the boards' JSON, and which of their thresholds are an alert's."""
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards import config, handshakes, health, overview, push_leases, transfers
+from dashboards import handshakes, health, overview, push_leases, transfers
+from nixl_telemetry.mixin.boards import FOLDER, THRESHOLDS
 
 BOARDS: Final = (overview.board, handshakes.board, transfers.board, push_leases.board, health.board)
 
 
-def encode(board: Dashboard) -> str:
-    """A board as JSON, the same each time."""
-    return JSONEncoder(sort_keys=True, indent=2).encode(board) + "\n"
+def generated() -> Mapping[Path, str]:
+    """Every file that is generated, with what is in it; the same each time."""
+    boards = [make() for make in BOARDS]
+    encoder = JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False)
+    files = {FOLDER / f"{board.dashboard.uid}.json": encoder.encode(board.dashboard) + "\n" for board in boards}
+    knobs = {str(board.dashboard.uid): board.knobs for board in boards}
+    return {**files, THRESHOLDS: json.dumps(knobs, indent=2, sort_keys=True) + "\n"}
 
 
 if __name__ == "__main__":
-    config.OUT.mkdir(exist_ok=True)
-    for stale in config.OUT.glob("*.json"):
-        stale.unlink()
-    for board in (make() for make in BOARDS):
-        path = config.OUT / f"{board.uid}.json"
-        path.write_text(encode(board), encoding="utf-8")
-        print(f"dashboards: {path.name}: {board.title}")
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"generated: {path.name}")

@@ -5,7 +5,7 @@
 from typing import Final
 
 from dashboards import config
-from dashboards.house import AnyPanel, matrix, organize, stat, table, timeseries, traces, transform
+from dashboards.house import Panel, matrix, organize, stat, table, timeseries, traces, transform
 from dashboards.queries import events, rates
 
 _FACTORS: Final = "nixl_compat_factor_info{SELECTED}"
@@ -56,7 +56,7 @@ _MARKED: Final = {
 """Cells come with 0 in front where they differ, and with 1 where they do not."""
 
 
-def fit() -> list[AnyPanel]:
+def fit() -> list[Panel]:
     """The row that says whether the instances fit, and what differs."""
     rejected = traces("Rejected handshakes in traces", '{ name = "nixl.handshake" && status = error }')
     return [
@@ -118,11 +118,12 @@ def fit() -> list[AnyPanel]:
         table(
             "Factors of all instances, side by side",
             "One row for each factor of the compatibility hash, one column for each instance. What differs between "
-            "the instances of a model comes first, marked with ≠. Stock instances tell no factors.",
+            "the instances of a model comes first, marked with ≠; `not hashed` is what an instance's version does not "
+            "know. Stock instances tell no factors.",
             _CELLS,
             steps=matrix(rows="factor", columns="instance", cells="cell", title="Factor"),
             columns={"/.*/": {**_MARKED, "custom.minWidth": 130}, "Factor": {"custom.width": 200}},
-            height=14,
+            height=15,
             runbooks=["NixlCompatMismatch", "NixlTransferModeMismatch", "NixlConnectorVersionMismatch"],
         ),
         table(
@@ -148,6 +149,7 @@ def fit() -> list[AnyPanel]:
             "explained. Seen by the side that began the handshake.",
             "ops",
             rates("nixl_handshake_rejections_total{SELECTED}", by="factor"),
+            colours=config.of_values("nixl_handshake_rejections_total", "factor"),
             many=True,
             span=12,
             runbooks=["NixlCompatMismatch", "NixlTransferModeMismatch", "NixlConnectorVersionMismatch"],

@@ -2,21 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """What all boards share: names, times, where links lead, and what colours mean."""
 
-from pathlib import Path
 from typing import Final
 
-from nixl_telemetry import mixin
 from nixl_telemetry.mixin.config import MixinConfig
-
-OUT: Final = Path(mixin.__file__).parent / "boards"
-"""Where the generated JSON goes: package data, which the installed command line exports."""
+from nixl_telemetry.signals.catalogue import CATALOGUE
 
 ALERTS: Final = MixinConfig.load()
 """Where an alert begins, a board shows it: by the defaults, of which no number is written twice."""
-TRANSFER_BUDGET: Final = round(1 - ALERTS.transfer_objective, 6)
-"""Share of transfers that may fail."""
-
-TITLE_PREFIX: Final = "NIXL / "
 TAG: Final = "nixl-mixin"
 REFRESH: Final = "30s"
 TIME_FROM: Final = "now-1h"
@@ -46,8 +38,17 @@ OF_OUTCOME: Final = {
 }
 OF_RESULT: Final = {"served": GOOD, "malformed": ATTENTION, "unknown_rank": "yellow", "not_allowed": BAD}
 OF_EVENT: Final = {"sent": "blue", "received": "purple", "matched": GOOD, "failed": BAD}
+_DISTINCT: Final = [
+    f"{shade}{hue}" for shade in ("", "dark-", "light-") for hue in ("red", "orange", "purple", "blue", "yellow")
+]
+
+
+def of_values(metric: str, label: str) -> dict[str, str]:
+    """A colour for each value of a label that tells what failed, the same on all boards; none of them is green."""
+    (values,) = (each.values for each in CATALOGUE[metric].labels if each.name == label)
+    return dict(zip(filter(None, values), _DISTINCT, strict=False))
 
 
 def runbook(alert: str) -> str:
     """Where an alert's runbook is; the export puts another address in its place."""
-    return ALERTS.runbook_url.format(alert=alert)
+    return ALERTS.runbook_url.replace("{alert}", alert)

@@ -4,12 +4,10 @@
 
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
 from dashboards.compatibility import fit
-from dashboards.house import AnyPanel, heatmap, organize, table, timeseries, traces
-from dashboards.queries import Query, fraction, quantiles, rates, total
+from dashboards.house import Panel, heatmap, organize, table, timeseries, traces
+from dashboards.queries import Query, fraction, rare_quantiles, rates, total
 
 _ALL: Final = "nixl_handshake_duration_seconds_count{SELECTED}"
 _GOOD: Final = 'nixl_handshake_duration_seconds_count{SELECTED, error_type=""}'
@@ -17,7 +15,7 @@ _SLOW: Final = config.ALERTS.handshake_slow_quantile
 _FAILED: Final = 'nixl_handshake_duration_seconds_count{SELECTED, error_type!=""}'
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board for a fleet whose halves may not fit."""
     return house.board(
         config.HANDSHAKES,
@@ -39,7 +37,7 @@ def board() -> Dashboard:
     )
 
 
-def _handshakes() -> list[AnyPanel]:
+def _handshakes() -> list[Panel]:
     failed = traces("Failed handshakes in traces", '{ name = "nixl.handshake" && status = error }')
     return [
         timeseries(
@@ -57,7 +55,7 @@ def _handshakes() -> list[AnyPanel]:
             "0 while there are no handshakes.",
             "percentunit",
             Query(fraction(total(_FAILED), total(_ALL)), "failed"),
-            limit=config.ALERTS.handshake_failure_warning,
+            limit="handshake_failure_warning",
             colours=config.OF_OUTCOME,
             span=6,
             runbooks=["NixlHandshakeFailureRatioHigh"],
@@ -69,6 +67,7 @@ def _handshakes() -> list[AnyPanel]:
             "the hash differs.",
             "ops",
             rates(_FAILED, by="error_type"),
+            colours=config.of_values("nixl_handshake_duration_seconds", "error_type"),
             many=True,
             span=12,
             runbooks=["NixlHandshakeFailureRatioHigh"],
@@ -76,18 +75,18 @@ def _handshakes() -> list[AnyPanel]:
         ),
         timeseries(
             "Duration of handshakes that succeed",
-            "From the first query to the last registered rank.",
+            "From the first query to the last registered rank; 0 while there are none.",
             "s",
-            *quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type=""}', other=_SLOW),
-            limit=config.ALERTS.handshake_slow_seconds,
+            *rare_quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type=""}', other=_SLOW),
+            limit="handshake_slow_seconds",
             runbooks=["NixlHandshakeSlow"],
             links=[traces("Slow handshakes in traces", '{ name = "nixl.handshake" && duration > 1s }')],
         ),
         timeseries(
             "Duration of handshakes that fail",
-            "vLLM waits 5 s for an answer.",
+            "vLLM waits 5 s for an answer. 0 while there are none.",
             "s",
-            *quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type!=""}', other=_SLOW),
+            *rare_quantiles('nixl_handshake_duration_seconds_bucket{SELECTED, error_type!=""}', other=_SLOW),
             links=[failed],
         ),
         heatmap(
@@ -104,7 +103,6 @@ def _handshakes() -> list[AnyPanel]:
               (increase(nixl_peer_handshakes_total{SELECTED, error_type!=""}[$__range]))
             or on () label_replace(vector(0), "peer", "none", "", "")
             """,
-            unit="short",
             steps=[organize(instance="Instance", peer="Peer", error_type="Cause", Value="Failures", hidden=["Time"])],
             columns={"Failures": {"decimals": 0}},
             sort="Failures",
@@ -125,7 +123,7 @@ def _handshakes() -> list[AnyPanel]:
     ]
 
 
-def _over_time() -> list[AnyPanel]:
+def _over_time() -> list[Panel]:
     return [
         timeseries(
             "Versions",
@@ -166,6 +164,7 @@ def _over_time() -> list[AnyPanel]:
             "Handshakes that enforcement would have refused.",
             "ops",
             rates("nixl_handshake_bypassed_total{SELECTED}", by="factor"),
+            colours=config.of_values("nixl_handshake_bypassed_total", "factor"),
             many=True,
             span=12,
             runbooks=["NixlEnforcementOff"],
@@ -175,6 +174,7 @@ def _over_time() -> list[AnyPanel]:
             "`params`: of a request; `operation`: what reached NIXL; `class`: what a class declares.",
             "ops",
             rates("nixl_mode_conflicts_total{SELECTED}", by="source"),
+            colours=config.of_values("nixl_mode_conflicts_total", "source"),
             span=12,
             runbooks=["NixlModeConflict"],
         ),

@@ -2,14 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether the other boards can be believed."""
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
-from dashboards.house import AnyPanel, merge, organize, stat, table, timeseries
-from dashboards.queries import Query, events, rates
+from dashboards.house import Panel, merge, organize, stat, table, timeseries, traces
+from dashboards.queries import OF_NIXL, Query, events, rates, targets
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board about the telemetry itself."""
     return house.board(
         config.HEALTH,
@@ -28,7 +26,7 @@ def board() -> Dashboard:
     )
 
 
-def _summary() -> list[AnyPanel]:
+def _summary() -> list[Panel]:
     return [
         stat(
             "Errors",
@@ -69,22 +67,23 @@ def _summary() -> list[AnyPanel]:
         ),
         stat(
             "Instances down",
-            "Instances that Prometheus cannot scrape.",
+            "Instances that Prometheus cannot scrape, of jobs in which there was a NIXL connector.",
             "short",
-            "count(up{TARGETS} == 0) or vector(0)",
+            targets(up=0),
             steps={1: config.BAD},
             runbooks=["NixlTargetDown", "NixlMetricsAbsent"],
         ),
     ]
 
 
-def _errors() -> list[AnyPanel]:
+def _errors() -> list[Panel]:
     return [
         timeseries(
             "Errors, by signal",
             "What part of the suite failed. The log of the instance has one line for each cause.",
             "ops",
             rates("nixl_telemetry_errors_total{SELECTED}", by="signal"),
+            colours=config.of_values("nixl_telemetry_errors_total", "signal"),
             many=True,
             span=12,
             runbooks=["NixlTelemetryErrors"],
@@ -94,9 +93,11 @@ def _errors() -> list[AnyPanel]:
             "`metrics`: gauges may be off until a restart; `spans`: the collector is too slow, or away.",
             "ops",
             rates("nixl_telemetry_dropped_total{SELECTED}", by="signal"),
+            colours=config.of_values("nixl_telemetry_dropped_total", "signal"),
             many=True,
             span=12,
             runbooks=["NixlTelemetryDropping"],
+            links=[traces("Spans that arrived", '{ instrumentation:name = "nixl_telemetry" }')],
         ),
         table(
             "Errors and drops, by instance",
@@ -104,7 +105,6 @@ def _errors() -> list[AnyPanel]:
             "sum by (instance) (increase(nixl_telemetry_errors_total{SELECTED}[$__range]))",
             "sum by (instance) (increase(nixl_telemetry_dropped_total{SELECTED}[$__range]))",
             "sum by (instance) (increase(nixl_audit_records_total{SELECTED}[$__range]))",
-            unit="short",
             steps=[
                 merge(),
                 organize(
@@ -130,14 +130,14 @@ def _errors() -> list[AnyPanel]:
     ]
 
 
-def _scraping() -> list[AnyPanel]:
+def _scraping() -> list[Panel]:
     return [
         timeseries(
             "Instances up and down",
-            "By whether Prometheus could scrape them.",
+            "By whether Prometheus could scrape them; of jobs in which there was a NIXL connector.",
             "short",
-            Query("count(up{TARGETS} == 1) or vector(0)", "up"),
-            Query("count(up{TARGETS} == 0) or vector(0)", "down"),
+            Query(targets(up=1), "up"),
+            Query(targets(up=0), "down"),
             stack=True,
             colours={"up": config.GOOD, "down": config.BAD},
             runbooks=["NixlTargetDown", "NixlMetricsAbsent"],
@@ -146,14 +146,14 @@ def _scraping() -> list[AnyPanel]:
             "Time of a scrape, the longest",
             "vLLM's API server answers between requests: a slow answer is a busy server.",
             "s",
-            Query("topk(5, scrape_duration_seconds{TARGETS})", "{{instance}}"),
+            Query(f"topk(5, scrape_duration_seconds{{TARGETS}} {OF_NIXL})", "{{instance}}"),
             many=True,
         ),
         timeseries(
             "Samples of a scrape, the most",
             "All metrics of vLLM. It does not grow with traffic.",
             "short",
-            Query("topk(5, scrape_samples_scraped{TARGETS})", "{{instance}}"),
+            Query(f"topk(5, scrape_samples_scraped{{TARGETS}} {OF_NIXL})", "{{instance}}"),
             many=True,
         ),
     ]

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -30,16 +31,34 @@ from grafana_foundation_sdk.models import (
 from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue
 
 from dashboards import config
-from dashboards.queries import Query
+from dashboards.queries import OF_NIXL, Query
 from dashboards.variables import DATA_SOURCE, variables
+from nixl_telemetry.mixin.boards import TITLE_PREFIX, threshold
 
-Panel = TypeVar("Panel", lines.Panel, stats.Panel, tables.Panel, heatmaps.Panel)
+Charted = TypeVar("Charted", lines.Panel, stats.Panel, tables.Panel, heatmaps.Panel)
 Link = builders.DashboardLink
-AnyPanel = lines.Panel | stats.Panel | tables.Panel | heatmaps.Panel | texts.Panel
 
-NOTHING: Final = "nothing reported by the selected instances"
-"""What a panel says whose metric nobody exports."""
-_TOP: Final = {"ops": 0.01, "short": 1, "percentunit": 0.01, "s": 0.001, "Bps": 1000, "bytes": 1000}
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel, and the settings of the alerts that are steps of its thresholds."""
+
+    builder: lines.Panel | stats.Panel | tables.Panel | heatmaps.Panel | texts.Panel
+    knobs: tuple[str | None, ...] = ()
+    """One for each step, ``None`` for a step that has a number of its own."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A board, and the settings of its panels that have some, by their ids."""
+
+    dashboard: models.Dashboard
+    knobs: Mapping[str, tuple[str | None, ...]]
+
+
+NOTHING: Final = "nothing from these instances in this time"
+"""What a panel says that has no values."""
+_TOP: Final = {"ops": 0.01, "short": 1, "percentunit": 0.1, "s": 0.001, "Bps": 1000, "bytes": 1000}
 """Where an axis ends at least, by unit: Grafana's own for nothing but zeros is 100, and 10,000 %."""
 
 
@@ -65,11 +84,11 @@ def timeseries(
     height: int = 8,
     stack: bool = False,
     many: bool = False,
-    limit: float | None = None,
+    limit: str | None = None,
     colours: Mapping[str, str] | None = None,
     runbooks: Sequence[str] = (),
     links: Sequence[Link] = (),
-) -> lines.Panel:
+) -> Panel:
     """Lines from 0 up; the lower quantile is dashed.
 
     Args:
@@ -81,7 +100,7 @@ def timeseries(
         height: height in grid units.
         stack: whether the values add up to something.
         many: whether there are many lines: then the legend is a table, the greatest first.
-        limit: where an alert begins, drawn as a dashed line.
+        limit: the setting that says where an alert begins, drawn as a dashed line.
         colours: by name of a line, or a pattern between slashes.
         runbooks: alerts that are about this.
         links: where a click on a line leads.
@@ -96,14 +115,14 @@ def timeseries(
         _common(lines.Panel(), title, description, span, height, queries, runbooks, instant=False)
         .unit(unit)
         .min(0)
-        .axis_soft_max(max(_TOP[unit], 1.2 * limit if limit and unit == "percentunit" else 0))
+        .axis_soft_max(_TOP[unit])
         .no_value(NOTHING)
         .legend(legend)
         .tooltip(parts.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
-        .line_width(1)
-        .fill_opacity(40 if stack else 10)
+        .line_width(0 if stack else 1)  # the line of a 0 would be on top of the stack
+        .fill_opacity(60 if stack else 10)
         .show_points(common.VisibilityMode.AUTO)
-        .color_scheme(builders.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        .color_scheme(builders.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
         .data_links(list(links))
     )
     if stack:
@@ -118,7 +137,7 @@ def timeseries(
         override(name, [DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})])
     if any(query.legend.startswith("p50") for query in queries):
         panel.override_by_regexp("/^p50/", [DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [6, 4]})])
-    return panel
+    return Panel(panel, (limit,) if limit else ())
 
 
 def stat(
@@ -127,29 +146,33 @@ def stat(
     unit: str,
     query: str,
     *,
-    steps: Mapping[float, str] | None = None,
+    steps: Mapping[float | str, str] | None = None,
     whole: bool = False,
     span: int = 4,
     runbooks: Sequence[str] = (),
     links: Sequence[Link] = (),
-) -> stats.Panel:
-    """One number, and a line of its past unless it is about the `whole` time; judged by `steps`, green below them."""
-    return (
+) -> Panel:
+    """One number, and a line of its past unless it is about the `whole` time.
+
+    `steps` judge it, by numbers or by settings of the alerts: it is green below them.
+    """
+    panel = (
         _common(stats.Panel(), title, description, span, 4, [Query(query, title)], runbooks, instant=whole)
         .unit(unit)
-        .no_value(NOTHING if not steps else "0")
+        .no_value("no data")
         .reduce_options(parts.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common.BigValueGraphMode.NONE if whole else common.BigValueGraphMode.AREA)
         .color_mode(common.BigValueColorMode.BACKGROUND_SOLID if steps else common.BigValueColorMode.VALUE)
         .thresholds(_steps(steps or {}, config.GOOD if steps else "blue"))
         .data_links(list(links))
     )
+    return Panel(panel, tuple(step if isinstance(step, str) else None for step in steps or ()))
 
 
-def heatmap(title: str, description: str, unit: str, histogram: str, *, span: int = 8) -> heatmaps.Panel:
+def heatmap(title: str, description: str, unit: str, histogram: str, *, span: int = 8) -> Panel:
     """How often each range of a histogram was met over time; `unit` is that of the ranges."""
     query = Query(f"sum by (le) (rate({histogram}[$__rate_interval]))", "{{le}}")
-    return (
+    return Panel(
         _common(heatmaps.Panel(), title, description, span, 8, [query], (), instant=False, form="heatmap")
         .unit(unit)
         .no_value(NOTHING)
@@ -182,7 +205,7 @@ def table(
     span: int = 24,
     height: int = 8,
     runbooks: Sequence[str] = (),
-) -> tables.Panel:
+) -> Panel:
     """Rows as they are now.
 
     Args:
@@ -208,7 +231,7 @@ def table(
     for name, settings in (columns or {}).items():
         override = panel.override_by_regexp if name.startswith("/") else panel.override_by_name
         override(name, [DynamicConfigValue(key, value) for key, value in settings.items()])
-    return panel
+    return Panel(panel)
 
 
 def organize(*, hidden: Sequence[str] = (), **titles: str) -> DataTransformerConfig:
@@ -243,12 +266,10 @@ def coloured_text(colours: Mapping[str, str]) -> dict[str, object]:
     return {"custom.cellOptions": {"type": "color-text"}, "mappings": [{"type": "value", "options": mapped}]}
 
 
-def board(
-    uid: str, title: str, description: str, rows: Mapping[str, Sequence[AnyPanel]], *, about: str
-) -> models.Dashboard:
+def board(uid: str, title: str, description: str, rows: Mapping[str, Sequence[Panel]], *, about: str) -> Board:
     """A board of rows of panels, in order; panels are numbered in order, too, and the last one says what to know."""
     made = (
-        builders.Dashboard(f"{config.TITLE_PREFIX}{title}")
+        builders.Dashboard(f"{TITLE_PREFIX}{title}")
         .uid(uid)
         .description(description)
         .tags([config.TAG])
@@ -269,18 +290,21 @@ def board(
         )
     )
     number = itertools.count(1)
+    knobs = {}
     for row, panels in {**rows, "About": [_about(about)]}.items():
         made.with_row(builders.Row(row).id(next(number)))
         for panel in panels:
-            made.with_panel(panel.id(next(number)))
-    return made.build()
+            made.with_panel(panel.builder.id(id_ := next(number)))
+            if any(panel.knobs):
+                knobs[str(id_)] = panel.knobs
+    return Board(made.build(), knobs)
 
 
 # ----------------------------------------------------------------------------------------------------------- Underneath
 
 
 def _common(
-    panel: Panel,
+    panel: Charted,
     title: str,
     description: str,
     span: int,
@@ -290,7 +314,7 @@ def _common(
     *,
     instant: bool,
     form: str = "time_series",
-) -> Panel:
+) -> Charted:
     panel = panel.title(title).description(description).span(span).height(height).datasource(DATA_SOURCE)
     panel = panel.links([_link(f"Runbook: {alert}", config.runbook(alert)) for alert in runbooks])
     for ref_id, query in zip("ABCDEFGHIJ", queries, strict=False):
@@ -300,9 +324,10 @@ def _common(
     return panel
 
 
-def _about(markdown: str) -> texts.Panel:
+def _about(markdown: str) -> Panel:
     panel = texts.Panel().title("About this board").description("What the board is for, and what it cannot show.")
-    return panel.mode(text_models.TextMode.MARKDOWN).content(inspect.cleandoc(markdown)).span(24).height(4)
+    panel.mode(text_models.TextMode.MARKDOWN).content(inspect.cleandoc(markdown))
+    return Panel(panel.span(24).height(4))
 
 
 def _annotations() -> list[Builder[models.AnnotationQuery]]:
@@ -313,7 +338,7 @@ def _annotations() -> list[Builder[models.AnnotationQuery]]:
     versions = "count by (vllm_version, connector_version) (nixl_connector_info{SELECTED}%s)"
     return [
         # The value is when the process started: exact, and drawn once however often it is scraped.
-        annotation("Restarts", "yellow", "process_start_time_seconds{TARGETS} * 1000", "{{instance}}")
+        annotation("Restarts", "yellow", f"process_start_time_seconds{{TARGETS}} * 1000 {OF_NIXL}", "{{instance}}")
         .step("60s")
         .use_value_for_time(True),
         annotation(
@@ -329,7 +354,9 @@ def _link(title: str, url: str, *, blank: bool = True) -> Link:
     return builders.DashboardLink(title).type(models.DashboardLinkType.LINK).url(url).target_blank(blank)
 
 
-def _steps(colours: Mapping[float, str], below: str) -> builders.ThresholdsConfig:
+def _steps(colours: Mapping[Any, str], below: str) -> builders.ThresholdsConfig:
     steps = [models.Threshold(color=below)]
-    steps += [models.Threshold(value=value, color=colour) for value, colour in colours.items()]
+    for step, colour in colours.items():
+        value = threshold(config.ALERTS, step) if isinstance(step, str) else step
+        steps.append(models.Threshold(value=value, color=colour))
     return builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)

@@ -3,15 +3,16 @@
 """Who is there: every engine with a NIXL connector, stock ones too."""
 
 from dashboards import config
-from dashboards.house import AnyPanel, coloured_text, organize, table
+from dashboards.house import Panel, coloured_text, organize, table
 
 
-def instances() -> list[AnyPanel]:
+def instances() -> list[Panel]:
     """The row with one line for each engine."""
     return [
         table(
             "Instances",
-            "One row for each engine. Stock instances tell neither their mode nor their versions.",
+            "One row for each engine. Connector is its version, hash the beginning of the compatibility hash. Stock "
+            "instances tell neither their mode nor their versions.",
             """
             label_replace(
               group by (instance, engine, model_name, kv_role, transfer_mode, connector_version, vllm_version,
@@ -31,11 +32,11 @@ def instances() -> list[AnyPanel]:
                     model_name="Model",
                     kv_role="Role",
                     transfer_mode="Mode",
-                    connector_version="Connector version",
+                    connector_version="Connector",
                     vllm_version="vLLM",
                     nixl_version="NIXL",
-                    hash="Compatibility hash",
-                    handshake_enforced="Hash enforced",
+                    hash="Hash",
+                    handshake_enforced="Enforced",
                     hidden=["Time", "Value", "compat_hash"],
                 ),
             ],
@@ -44,7 +45,7 @@ def instances() -> list[AnyPanel]:
                 "Engine": {"custom.width": 70},
                 "Mode": {"custom.width": 80},
                 "Model": {"custom.width": 250},
-                "Hash enforced": coloured_text({"true": "text", "false": config.ATTENTION}),
+                "Enforced": coloured_text({"true": "text", "false": config.ATTENTION}),
             },
             sort="Instance",
             none="",

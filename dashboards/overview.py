@@ -4,12 +4,10 @@
 
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
-from dashboards.house import AnyPanel, board_link, stat, timeseries, traces
+from dashboards.house import Panel, board_link, stat, timeseries, traces
 from dashboards.instances import instances
-from dashboards.queries import Query, events, fraction, p99, quantiles, rates, total
+from dashboards.queries import Query, events, fraction, p99, quantiles, rates, targets, total
 
 _HANDSHAKES: Final = "nixl_handshake_duration_seconds_count{SELECTED}"
 _FAILED_HANDSHAKES: Final = 'nixl_handshake_duration_seconds_count{SELECTED, error_type!=""}'
@@ -18,7 +16,7 @@ _FAILED_TRANSFERS: Final = 'nixl_transfer_duration_seconds_count{SELECTED, error
 _WAITS: Final = 'nixl_receive_wait_seconds_bucket{SELECTED, outcome="received"}'
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board to open first."""
     return house.board(
         config.OVERVIEW,
@@ -46,7 +44,7 @@ def _by_mode(counter: str) -> Query:
     return Query(f'label_replace({rate.expr}, "transfer_mode", "stock", "transfer_mode", "")', rate.legend)
 
 
-def _flowing() -> list[AnyPanel]:
+def _flowing() -> list[Panel]:
     slow = traces("Slow receives in traces", '{ name = "nixl.receive" && duration > 1s }')
     return [
         stat(
@@ -71,10 +69,10 @@ def _flowing() -> list[AnyPanel]:
         ),
         stat(
             "Transfer p99",
-            "99 of 100 transfers took less. The delay until vLLM looks, once per engine step, is in it.",
+            "99 of 100 transfers took less, the delay until vLLM looks included; 0 while there are none.",
             "s",
             p99('nixl_transfer_duration_seconds_bucket{SELECTED, error_type=""}'),
-            steps={config.ALERTS.transfer_slow_seconds: config.ATTENTION},
+            steps={"transfer_slow_seconds": config.ATTENTION},
             runbooks=["NixlTransferSlow"],
             links=[traces("Slow transfers in traces", '{ name = "nixl.transfer" && duration > 1s }')],
         ),
@@ -87,9 +85,9 @@ def _flowing() -> list[AnyPanel]:
         ),
         stat(
             "Instances down",
-            "Instances that Prometheus cannot scrape.",
+            "Instances that Prometheus cannot scrape, of jobs in which there was a NIXL connector.",
             "short",
-            "count(up{TARGETS} == 0) or vector(0)",
+            targets(up=0),
             steps={1: config.BAD},
             runbooks=["NixlTargetDown", "NixlMetricsAbsent"],
         ),
@@ -122,7 +120,7 @@ def _flowing() -> list[AnyPanel]:
     ]
 
 
-def _failing() -> list[AnyPanel]:
+def _failing() -> list[Panel]:
     return [
         stat(
             "Handshakes that fail",
@@ -130,8 +128,8 @@ def _failing() -> list[AnyPanel]:
             "percentunit",
             fraction(total(_FAILED_HANDSHAKES), total(_HANDSHAKES)),
             steps={
-                config.ALERTS.handshake_failure_warning: config.ATTENTION,
-                config.ALERTS.handshake_failure_critical: config.BAD,
+                "handshake_failure_warning": config.ATTENTION,
+                "handshake_failure_critical": config.BAD,
             },
             runbooks=["NixlHandshakeFailureRatioHigh"],
         ),
@@ -141,8 +139,8 @@ def _failing() -> list[AnyPanel]:
             "percentunit",
             fraction(total(_FAILED_TRANSFERS), total(_TRANSFERS)),
             steps={
-                config.TRANSFER_BUDGET: config.ATTENTION,
-                config.ALERTS.transfer_failure_ratio: config.BAD,
+                "transfer_objective": config.ATTENTION,
+                "transfer_failure_ratio": config.BAD,
             },
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
         ),
@@ -191,6 +189,7 @@ def _failing() -> list[AnyPanel]:
             "Seen by the side that began the handshake.",
             "ops",
             rates(_FAILED_HANDSHAKES, by="error_type"),
+            colours=config.of_values("nixl_handshake_duration_seconds", "error_type"),
             many=True,
             span=10,
             runbooks=["NixlHandshakeFailureRatioHigh"],
@@ -204,6 +203,7 @@ def _failing() -> list[AnyPanel]:
             "Seen by the side that moves the KV: decode in pull, prefill in push.",
             "ops",
             rates(_FAILED_TRANSFERS, by="error_type"),
+            colours=config.of_values("nixl_transfer_duration_seconds", "error_type"),
             span=7,
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[

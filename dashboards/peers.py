@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Prefill by decode: how much KV moves between each pair, and which peers are slow."""
 
-from dashboards.house import AnyPanel, matrix, merge, organize, table
+from dashboards.house import Panel, matrix, merge, organize, table
 
 
-def between_whom() -> list[AnyPanel]:
+def between_whom() -> list[Panel]:
     """The row with the pairs."""
     return [
         table(
@@ -40,7 +40,10 @@ def between_whom() -> list[AnyPanel]:
             / (sum by (instance, peer) (rate(nixl_peer_transfer_seconds_total{SELECTED}[$__rate_interval])) > 0)
             """,
             "sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED}[$__rate_interval]))",
-            'sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED, error_type!=""}[$__rate_interval]))',
+            """
+            sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED, error_type!=""}[$__rate_interval]))
+            or 0 * sum by (instance, peer) (rate(nixl_peer_transfers_total{SELECTED}[$__rate_interval]))
+            """,
             "time() - max by (instance, peer) (nixl_peer_last_success_timestamp_seconds{SELECTED} > 0)",
             steps=[
                 merge(),
@@ -61,7 +64,7 @@ def between_whom() -> list[AnyPanel]:
                 "Instance": {"custom.width": 150},
                 "Bandwidth": {"unit": "Bps"},
                 "Transfers": {"unit": "ops"},
-                "Failures": {"unit": "ops", "noValue": "0"},
+                "Failures": {"unit": "ops"},
                 "Last success": {"unit": "s", "decimals": 0},
             },
             sort="Bandwidth",

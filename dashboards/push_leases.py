@@ -4,17 +4,15 @@
 
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
-from dashboards.house import AnyPanel, heatmap, stat, timeseries, traces
+from dashboards.house import Panel, heatmap, stat, timeseries, traces
 from dashboards.queries import Query, age, events, fraction, quantiles, rates, total
 
 _ENDED: Final = "nixl_lease_duration_seconds_count{SELECTED}"
 _EXPIRED: Final = 'nixl_lease_duration_seconds_count{SELECTED, outcome="expired"}'
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board for KV that is held too long, or that waits for its other half."""
     return house.board(
         config.PUSH_LEASES,
@@ -32,12 +30,12 @@ def board() -> Dashboard:
 
             In push the decode side sends a registration, where the KV is to be written, and the prefill side writes
             when it has both that and the KV. They meet by the request's id.
-            Panels on push are 0 in a pull fleet; headroom is measured in pull only.
+            Panels on push are 0 or empty in a pull fleet; headroom is measured in pull only.
             """,
     )
 
 
-def _now() -> list[AnyPanel]:
+def _now() -> list[Panel]:
     return [
         stat(
             "Invalid KV",
@@ -88,7 +86,7 @@ def _now() -> list[AnyPanel]:
     ]
 
 
-def _leases() -> list[AnyPanel]:
+def _leases() -> list[Panel]:
     expired = traces("Expired leases in traces", '{ name = "nixl.lease" && status = error }')
     return [
         timeseries(
@@ -106,7 +104,7 @@ def _leases() -> list[AnyPanel]:
             "0 while no lease ends.",
             "percentunit",
             Query(fraction(total(_EXPIRED), total(_ENDED)), "expired"),
-            limit=config.ALERTS.lease_expired_ratio,
+            limit="lease_expired_ratio",
             colours=config.OF_OUTCOME,
             runbooks=["NixlLeasesExpiring"],
             links=[expired],
@@ -163,7 +161,7 @@ def _leases() -> list[AnyPanel]:
     ]
 
 
-def _push() -> list[AnyPanel]:
+def _push() -> list[Panel]:
     return [
         timeseries(
             "Registrations, by event",
@@ -211,7 +209,7 @@ def _push() -> list[AnyPanel]:
     ]
 
 
-def _wrong() -> list[AnyPanel]:
+def _wrong() -> list[Panel]:
     return [
         timeseries(
             "Invalid KV, by reason",
@@ -219,6 +217,7 @@ def _wrong() -> list[AnyPanel]:
             "not loaded; `failed_load_recomputed` is right, at the price of a prefill.",
             "ops",
             rates("nixl_invalid_kv_total{SELECTED}", by="reason"),
+            colours=config.of_values("nixl_invalid_kv_total", "reason"),
             many=True,
             span=12,
             runbooks=["NixlInvalidKv"],

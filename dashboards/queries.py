@@ -4,8 +4,14 @@
 
 import inspect
 from dataclasses import dataclass
+from typing import Final
 
 from dashboards.variables import SELECTED, TARGETS
+
+_EVERY_ONE: Final = "vllm:nixl_bytes_transferred_count{TARGETS}"
+"""What every instance with a NIXL connector has, stock ones too."""
+OF_NIXL: Final = f"and on (job, instance) {_EVERY_ONE}"
+"""Without it, a query for what every target has finds those of other people too, while all jobs are chosen."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +41,27 @@ def events(counter: str) -> str:
     return f"ceil(sum(increase({counter}[$__range])))"
 
 
-def quantiles(histogram: str, legend: str = "", by: str = "", other: float = 0.99) -> list[Query]:
-    """The median of a histogram and another quantile, by a label where one is given."""
-    grouping = ", ".join(filter(None, ["le", by]))
-    return [
-        Query(
-            quantile(q, f"sum by ({grouping}) (rate({histogram}[$__rate_interval]))"), f"p{q * 100:g} {legend}".strip()
-        )
-        for q in (other, 0.5)
-    ]
+def quantiles(histogram: str, legend: str = "", *, by: str = "", other: float = 0.99) -> list[Query]:
+    """The median of a histogram and another quantile, by a label where one is given; gaps where nothing happens."""
+    labels = ", ".join(filter(None, ["le", by]))
+    buckets = f"sum by ({labels}) (rate({histogram}[$__rate_interval]))"
+    # What nothing was measured of is NaN, and equal to nothing.
+    return [Query(f"histogram_quantile({q}, {buckets}) >= 0", f"p{q * 100:g} {legend}".strip()) for q in (other, 0.5)]
+
+
+def rare_quantiles(histogram: str, *, other: float) -> list[Query]:
+    """The same of what may not happen for hours: 0 where it does not."""
+    return [Query(f"{each.expr} or vector(0)", each.legend) for each in quantiles(histogram, other=other)]
 
 
 def p99(histogram: str) -> str:
-    """99 of 100 are below."""
-    return quantile(0.99, f"sum by (le) (rate({histogram}[$__rate_interval]))")
+    """99 of 100 are below; 0 where there are none."""
+    return rare_quantiles(histogram, other=0.99)[0].expr
 
 
-def quantile(q: float, buckets: str) -> str:
-    """A quantile of the rates of buckets."""
-    return f"histogram_quantile({q}, {buckets})"
+def targets(up: int) -> str:
+    """How many instances are up (1) or down (0), of jobs that had a NIXL connector in the time shown."""
+    return f"count(up{{TARGETS}} == {up} and on (job) last_over_time({_EVERY_ONE}[$__range])) or vector(0)"
 
 
 def fraction(part: str, whole: str) -> str:

@@ -3,11 +3,11 @@
 """What a transfer is made of: delays, descriptors, blocks and bytes; by the suite, and by vLLM itself."""
 
 from dashboards import config
-from dashboards.house import AnyPanel, heatmap, timeseries
+from dashboards.house import Panel, heatmap, timeseries
 from dashboards.queries import Query, quantiles, rates
 
 
-def made_of() -> list[AnyPanel]:
+def made_of() -> list[Panel]:
     """The row with the suite's own metrics."""
     return [
         timeseries(
@@ -46,7 +46,7 @@ def made_of() -> list[AnyPanel]:
     ]
 
 
-def vllm() -> list[AnyPanel]:
+def vllm() -> list[Panel]:
     """The row with metrics that every vLLM with a NIXL connector has."""
     return [
         timeseries(

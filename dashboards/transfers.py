@@ -4,10 +4,8 @@
 
 from typing import Final
 
-from grafana_foundation_sdk.models.dashboard import Dashboard
-
 from dashboards import config, house
-from dashboards.house import AnyPanel, heatmap, stat, timeseries, traces
+from dashboards.house import Panel, heatmap, stat, timeseries, traces
 from dashboards.peers import between_whom
 from dashboards.queries import Query, age, fraction, p99, quantiles, rates, total
 from dashboards.shapes import made_of, vllm
@@ -19,7 +17,7 @@ _OLDEST: Final = "nixl_transfer_oldest_start_timestamp_seconds{SELECTED}"
 _WAITS: Final = 'nixl_receive_wait_seconds_bucket{SELECTED, outcome="received"}'
 
 
-def board() -> Dashboard:
+def board() -> house.Board:
     """The board for KV that moves slowly, or not at all."""
     return house.board(
         config.TRANSFERS,
@@ -52,7 +50,7 @@ def _failed() -> house.Link:
     return traces("Failed transfers in traces", '{ name = "nixl.transfer" && status = error }')
 
 
-def _now() -> list[AnyPanel]:
+def _now() -> list[Panel]:
     return [
         stat(
             "READ",
@@ -72,8 +70,8 @@ def _now() -> list[AnyPanel]:
             "percentunit",
             fraction(total(_FAILED), total(_ENDED)),
             steps={
-                config.TRANSFER_BUDGET: config.ATTENTION,
-                config.ALERTS.transfer_failure_ratio: config.BAD,
+                "transfer_objective": config.ATTENTION,
+                "transfer_failure_ratio": config.BAD,
             },
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[_failed()],
@@ -83,7 +81,7 @@ def _now() -> list[AnyPanel]:
             "99 of 100 transfers took less.",
             "s",
             p99(_DONE),
-            steps={config.ALERTS.transfer_slow_seconds: config.ATTENTION},
+            steps={"transfer_slow_seconds": config.ATTENTION},
             runbooks=["NixlTransferSlow"],
             links=[_slow()],
         ),
@@ -98,13 +96,13 @@ def _now() -> list[AnyPanel]:
             "For how long the oldest transfer in flight has been so; 0 while none is.",
             "s",
             f"max({age(_OLDEST, by='instance')})",
-            steps={config.ALERTS.stalled_age.seconds: config.BAD},
+            steps={"stalled_age": config.BAD},
             runbooks=["NixlTransferStalled"],
         ),
     ]
 
 
-def _transfers() -> list[AnyPanel]:
+def _transfers() -> list[Panel]:
     return [
         timeseries(
             "Transfers, by direction",
@@ -113,6 +111,7 @@ def _transfers() -> list[AnyPanel]:
             rates(_ENDED, by="direction"),
             stack=True,
             colours=config.OF_DIRECTION,
+            runbooks=["NixlDecodeWithoutTransfers"],
         ),
         timeseries(
             "Bytes, by direction",
@@ -127,7 +126,7 @@ def _transfers() -> list[AnyPanel]:
             "0 while there are no transfers.",
             "percentunit",
             Query(fraction(rates(_FAILED, by="direction").expr, rates(_ENDED, by="direction").expr), "{{direction}}"),
-            limit=config.ALERTS.transfer_failure_ratio,
+            limit="transfer_failure_ratio",
             colours=config.OF_DIRECTION,
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[_failed()],
@@ -137,6 +136,7 @@ def _transfers() -> list[AnyPanel]:
             "`transfer_setup`: NIXL would not prepare or post it; `transfer_failed`: it was posted and failed.",
             "ops",
             rates(_FAILED, by="error_type"),
+            colours=config.of_values("nixl_transfer_duration_seconds", "error_type"),
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[_failed()],
         ),
@@ -145,7 +145,7 @@ def _transfers() -> list[AnyPanel]:
             "From post to the poll that saw it done.",
             "s",
             *quantiles(_DONE, "{{direction}}", by="direction"),
-            limit=config.ALERTS.transfer_slow_seconds,
+            limit="transfer_slow_seconds",
             colours=config.OF_DIRECTION,
             runbooks=["NixlTransferSlow"],
             links=[_slow()],
@@ -154,7 +154,7 @@ def _transfers() -> list[AnyPanel]:
     ]
 
 
-def _in_flight() -> list[AnyPanel]:
+def _in_flight() -> list[Panel]:
     return [
         timeseries(
             "Transfers in flight",
@@ -169,7 +169,7 @@ def _in_flight() -> list[AnyPanel]:
             "0 while none is in flight. One that only grows hangs.",
             "s",
             Query(age(_OLDEST, by="instance"), "{{instance}}"),
-            limit=config.ALERTS.stalled_age.seconds,
+            limit="stalled_age",
             many=True,
             runbooks=["NixlTransferStalled"],
         ),
@@ -185,7 +185,7 @@ def _in_flight() -> list[AnyPanel]:
     ]
 
 
-def _waits() -> list[AnyPanel]:
+def _waits() -> list[Panel]:
     return [
         timeseries(
             "Waits, by outcome",

@@ -64,7 +64,7 @@ def export(
         else:
             text = prometheus_rule(mixin, namespace, mixin_config.pairs(label or [], "--label"))
         mixin_config.write(text, out, f"nixl.{format_}.yaml")
-        mixin_config.complain_of_reserved(mixin)
+        mixin_config.complain_of_reserved(mixin, "runbook_url", "grafana_url")
 
 
 @app.command("list")

@@ -5,7 +5,7 @@
 import typer
 
 import nixl_telemetry
-from nixl_telemetry.cli import alerts, audit
+from nixl_telemetry.cli import alerts, audit, dashboards
 from nixl_telemetry.cli.check import check
 from nixl_telemetry.cli.demo.command import demo
 from nixl_telemetry.cli.doctor.command import doctor
@@ -35,4 +35,5 @@ for command in (doctor, probe, check, explain, factors, drain, demo):
     app.command()(command)
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(audit.app, name="audit")
+app.add_typer(dashboards.app, name="dashboards")
 app.add_typer(trace.app, name="trace")

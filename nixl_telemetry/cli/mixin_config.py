@@ -49,14 +49,10 @@ def read_config(file: Path | None, settings: list[str] | None, options: Mapping[
         raise CommandError(str(error)) from None
 
 
-def complain_of_reserved(config: MixinConfig) -> None:
-    """Say that links lead nowhere yet, where they do."""
+def complain_of_reserved(config: MixinConfig, *names: str) -> None:
+    """Say that links lead nowhere yet, where they do: those of the settings ``names``."""
     defaults = MixinConfig()
-    unset = [
-        option
-        for option, name in (("--runbook-url", "runbook_url"), ("--grafana-url", "grafana_url"))
-        if getattr(config, name) == getattr(defaults, name)
-    ]
+    unset = [f"--{name.replace('_', '-')}" for name in names if getattr(config, name) == getattr(defaults, name)]
     if unset:
         typer.echo(
             f"note: without {' and '.join(unset)}, links go to a reserved name under .example, which leads nowhere",

@@ -15,6 +15,10 @@ class Peer(NamedTuple):
     port: int = 0
 
 
+NOBODY: Final = Peer("")
+"""A peer of which nothing is known."""
+
+
 class PeerBook:
     """Where the peers are, by engine id. Bounded: the peer that was met longest ago is forgotten."""
 

@@ -4,8 +4,9 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals import semconv
@@ -60,8 +61,27 @@ class _Speed:
         return True
 
 
+class Ended(Protocol):
+    """A transfer that ended."""
+
+    error: ErrorType | None
+    end_ns: int
+
+    @property
+    def peer(self) -> Peer:
+        """With whom."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it has moved."""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds."""
+
+
 class PeerTraffic:
-    """The peers of one worker: counted where transfers end, recorded once a step; speeds, on the export thread.
+    """The peers of one worker: counted once a step; speeds, on the export thread.
 
     Bounded: beyond :attr:`LIMIT` peers, all others count together.
     """
@@ -71,10 +91,6 @@ class PeerTraffic:
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
         self._labels: dict[tuple[str, int], str] = {}
-        self._ended: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[str] = Counter()
-        self._seconds: dict[str, float] = {}
-        self._last_success_ns: dict[str, int] = {}
         self._speeds: dict[str, _Speed] = {}
 
     def label(self, peer: Peer) -> str:
@@ -89,37 +105,28 @@ class PeerTraffic:
             known = self._labels[address] = f"{peer.host}:{peer.port}"
         return known
 
-    def transferred(self, peer: Peer, error: ErrorType | None, size_bytes: int, seconds: float, end_ns: int) -> None:
-        """A transfer ended, on the engine's thread."""
-        label = self.label(peer)
-        self._ended[label, error or ""] += 1
-        if error is None:
-            self._bytes[label] += size_bytes
-            self._seconds[label] = self._seconds.get(label, 0.0) + seconds
-            self._last_success_ns[label] = end_ns
+    def transferred(self, ended: Iterable[Ended]) -> None:
+        """Record transfers that ended together, on the engine's thread."""
+        counts: Counter[tuple[str, str]] = Counter()
+        moved: dict[str, list[Ended]] = {}
+        for transfer in ended:
+            label = self.label(transfer.peer)
+            counts[label, transfer.error or ""] += 1
+            if transfer.error is None:
+                moved.setdefault(label, []).append(transfer)
+        record = self.telemetry.record
+        for (label, error), count in counts.items():
+            record(PEER_TRANSFERS, label, error, value=count)
+        for label, transfers in moved.items():
+            record(PEER_TRANSFER_BYTES, label, value=sum(one.size_bytes for one in transfers))
+            record(PEER_TRANSFER_SECONDS, label, value=sum(one.duration_s for one in transfers))
+            last = (max(one.end_ns for one in transfers) + unix_offset_ns()) / 1e9
+            self.telemetry.record_state(PEER_LAST_SUCCESS, label, value=last)
 
     @guarded
     def shook_hands(self, peer: Peer, error: ErrorType | None) -> None:
         """A handshake ended."""
         self.telemetry.record(PEER_HANDSHAKES, self.label(peer), error or "")
-
-    @guarded
-    def report(self) -> None:
-        """Record what was counted since the last call, on the engine's thread."""
-        if not self._ended:
-            return
-        # Swapped first: in push, the writer's thread goes on counting.
-        ended, self._ended = self._ended, Counter()
-        size_bytes, self._bytes = self._bytes, Counter()
-        seconds, self._seconds = self._seconds, {}
-        succeeded, self._last_success_ns = self._last_success_ns, {}
-        record = self.telemetry.record
-        for (label, error), count in ended.items():
-            record(PEER_TRANSFERS, label, error, value=count)
-        for label, end_ns in succeeded.items():
-            record(PEER_TRANSFER_BYTES, label, value=size_bytes[label])
-            record(PEER_TRANSFER_SECONDS, label, value=seconds.get(label, 0.0))
-            self.telemetry.record_state(PEER_LAST_SUCCESS, label, value=(end_ns + unix_offset_ns()) / 1e9)
 
     def measure(self, peer: Peer, size_bytes: int, seconds: float, observation_delay_s: float) -> None:
         """Look at the speed of a finished transfer, on the export thread."""

@@ -7,8 +7,9 @@ NIXL times a handle (one for each request and remote rank), not a block, and vLL
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from opentelemetry.trace import SpanContext, SpanKind
@@ -18,7 +19,7 @@ from nixl_telemetry.operations.errors import text_of
 from nixl_telemetry.operations.lease import Deliveries
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
 from nixl_telemetry.operations.outcome import Outcome, outcome_line
-from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.operations.peer import NOBODY, Peer
 from nixl_telemetry.operations.peer_traffic import PeerTraffic
 from nixl_telemetry.operations.receive import Receive
 from nixl_telemetry.signals import semconv
@@ -126,6 +127,19 @@ class Counted:
         self.size_bytes: Final = series(TRANSFER_BYTES, direction)
         self.blocks: Final = series(TRANSFER_BLOCKS, direction)
         self.descriptors: Final = series(TRANSFER_DESCRIPTORS, direction)
+        self._telemetry = telemetry
+
+    def moved(self, transfers: "Sequence[Transfer]") -> None:
+        """Record what transfers have moved that ended together."""
+        if not transfers:
+            return
+        updates: list[Update] = [(self.observation_delay, one.observation_delay_s) for one in transfers]
+        # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
+        updates.append((self.blocks, sum(one.blocks for one in transfers if one.is_first)))
+        updates.append((self.descriptors, sum(one.descriptor_count for one in transfers)))
+        if any(one.measured for one in transfers):
+            updates.append((self.size_bytes, sum(one.size_bytes for one in transfers)))
+        self._telemetry.record_all(updates)
 
 
 @dataclass(slots=True)
@@ -142,23 +156,23 @@ class Measured:
 class Transfer:
     """One transfer."""
 
-    telemetry: Telemetry
-    peers: PeerTraffic
+    table: "TransferTable"
     operation: str
     descriptors: int
     request: Request | None
     conflict: ModeConflict | None
     counted: Counted
+    start_ns: int
+    """When it was prepared, until it is posted."""
     is_first: bool = True
     """Whether it is the first that moves these blocks."""
-    start_ns: int = field(default_factory=now_ns)
     last_poll_ns: int = 0
     end_ns: int = 0
     posted: bool = False
     blocks: int = 0
     """Blocks moved, over all groups; known when it has ended."""
-    moves: BlockMoves | None = None
-    """Which blocks, until it is described; ``None`` where no spans are made of them."""
+    held: tuple[BlockGroups, BlockGroups] | None = None
+    """Which blocks, local and remote, until it is described; ``None`` where no spans are made of them."""
     moves_dropped: bool = False
     measured: Measured | None = None
     error: ErrorType | None = None
@@ -183,30 +197,15 @@ class Transfer:
             self.blocks = _count_blocks(request)
             self._hold_blocks(request)
             request.transfer_ended()
-        self.telemetry.record_all(self._updates())
-        if request is not None and self.posted:
-            size_bytes = self.measured.size_bytes if self.measured is not None else 0
-            self.peers.transferred(request.peer, error, size_bytes, self.duration_s, self.end_ns)
-        if not self.telemetry.emit(self.describe):
-            self._take_moves()
-        self.telemetry.audit(self.audit_record)
-
-    def _updates(self) -> list[Update]:
+        table = self.table
+        table.ended.append(self)
         counted = self.counted
-        updates: list[Update] = [
-            (counted.durations[self.error], self.duration_s),
-            # One that could not be prepared counts as posted, so that the numbers add up.
-            (counted.in_flight, -1) if self.posted else (counted.posted, 1),
-        ]
-        if self.error is None:
-            updates.append((counted.observation_delay, self.observation_delay_s))
-            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
-            if self.is_first:
-                updates.append((counted.blocks, self.blocks))
-            updates.append((counted.descriptors, self.descriptor_count))
-            if self.measured is not None:
-                updates.append((counted.size_bytes, self.measured.size_bytes))
-        return updates
+        # One that could not be prepared counts as posted, so that the numbers add up.
+        level = (counted.in_flight, -1) if self.posted else (counted.posted, 1)
+        table.telemetry.record_all(((counted.durations[error], self.duration_s), level))
+        if not table.telemetry.emit(self.describe):
+            self._take_moves()
+        table.telemetry.audit(self.audit_record)
 
     def _tell(self, request: Request) -> None:
         """Tell who waits for the transfer."""
@@ -222,27 +221,37 @@ class Transfer:
 
     def _hold_blocks(self, request: Request) -> None:
         """Keep the lists for spans of blocks, where there are to be any."""
-        telemetry = self.telemetry
+        telemetry = self.table.telemetry
         parent = request.parent
         is_sampled = parent is None or parent.trace_flags.sampled
         if not telemetry.spans.makes_block_spans or not is_sampled or not self.is_first:
             return
-        moves = BlockMoves(request.local_blocks, request.remote_blocks, request.by_region)
-        if telemetry.blocks.take(len(moves)):
-            self.moves = moves
+        if telemetry.blocks.take(self.blocks):
+            self.held = request.local_blocks, request.remote_blocks
         else:
             self.moves_dropped = True
             telemetry.record(TELEMETRY_DROPPED, Signal.BLOCKS)
 
     def _take_moves(self) -> BlockMoves | None:
-        moves, self.moves = self.moves, None
-        if moves is not None:
-            self.telemetry.blocks.give_back(len(moves))
-        return moves
+        held, self.held = self.held, None
+        if held is None:
+            return None
+        self.table.telemetry.blocks.give_back(self.blocks)
+        return BlockMoves(*held, by_region=self.request is not None and self.request.by_region)
 
     def audit_record(self) -> Record:
         """Who moved whose KV, for the audit trail."""
         return Record("transfer", {**self._attributes(), **self._outcome().keys()})
+
+    @property
+    def peer(self) -> Peer:
+        """With whom."""
+        return self.request.peer if self.request is not None else NOBODY
+
+    @property
+    def size_bytes(self) -> int:
+        """What it has moved, where NIXL tells it."""
+        return self.measured.size_bytes if self.measured else 0
 
     @property
     def duration_s(self) -> float:
@@ -265,9 +274,9 @@ class Transfer:
         moves = self._take_moves()
         if self.request is not None and self.measured is not None:
             size_bytes, duration_s = self.measured.size_bytes, self.measured.duration_s
-            self.peers.measure(self.request.peer, size_bytes, duration_s, self.observation_delay_s)
+            self.table.peers.measure(self.request.peer, size_bytes, duration_s, self.observation_delay_s)
         attributes = self._attributes()
-        slow_s = self.telemetry.settings.slow_transfer_seconds
+        slow_s = self.table.telemetry.settings.slow_transfer_seconds
         if self.moves_dropped:
             attributes[semconv.BLOCK_DETAIL] = BlockDetail.DROPPED
         span = Span(
@@ -348,7 +357,10 @@ class TransferTable:
         self._read = Counted(telemetry, Direction.READ)
         self._written = Counted(telemetry, Direction.WRITE)
         self._transfers: dict[int, Transfer] = {}
+        self.ended: Final[deque[Transfer]] = deque()
+        """Those that ended in this step: no more than were under way."""
         telemetry.watch(self._look)
+        telemetry.sum_up(self._report)
 
     @guarded
     def notified(self, notifications: dict[str, list[bytes]]) -> None:
@@ -356,8 +368,20 @@ class TransferTable:
         self.on_notifications(notifications)
 
     @guarded
-    def start(self, operation: str, descriptors: Sized) -> Transfer:
-        """NIXL is asked to prepare a transfer."""
+    def prepared(self, operation: str, descriptors: Sized, start_ns: int, handle: object) -> None:
+        """NIXL has prepared a transfer as ``handle``; it was asked to at ``start_ns``."""
+        transfer = self._start(operation, descriptors, start_ns)
+        if len(self._transfers) < self.LIMIT:
+            self._transfers[_key(handle)] = transfer
+        else:
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.TRACES)
+
+    @guarded
+    def setup_failed(self, operation: str, descriptors: Sized, start_ns: int, error: BaseException) -> None:
+        """NIXL would not prepare it."""
+        self._start(operation, descriptors, start_ns).finish(ErrorType.TRANSFER_SETUP, text_of(error))
+
+    def _start(self, operation: str, descriptors: Sized, start_ns: int) -> Transfer:
         mode = MODE_OF_OPERATION.get(operation, operation)
         conflict = None
         if mode != self.telemetry.mode:
@@ -365,28 +389,12 @@ class TransferTable:
             conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
         request = self.current.request
         counted = self._written if operation == "WRITE" else self._read
-        transfer = Transfer(self.telemetry, self.peers, operation, len(descriptors), request, conflict, counted)
+        transfer = Transfer(self, operation, len(descriptors), request, conflict, counted, start_ns)
         if request is not None:
             transfer.is_first = not request.has_transfer
             request.has_transfer = True
             request.unfinished += 1
         return transfer
-
-    @guarded
-    def prepared(self, transfer: Transfer | None, handle: object) -> None:
-        """NIXL prepared it as ``handle``."""
-        if transfer is None:
-            return
-        if len(self._transfers) >= self.LIMIT:
-            self.telemetry.record(TELEMETRY_DROPPED, Signal.TRACES)
-            return
-        self._transfers[_key(handle)] = transfer
-
-    @guarded
-    def setup_failed(self, transfer: Transfer | None, error: BaseException) -> None:
-        """NIXL would not prepare it."""
-        if transfer is not None:
-            transfer.finish(ErrorType.TRANSFER_SETUP, text_of(error))
 
     @guarded
     def posting(self, handle: object) -> None:
@@ -459,6 +467,16 @@ class TransferTable:
         """The handle is gone. A transfer that had not ended was cancelled."""
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
+
+    @guarded
+    def _report(self) -> None:
+        """Record what the transfers of a step moved, on the engine's thread."""
+        # Only what is there now: in push, the writer's thread may add those that could not be prepared.
+        ended = [self.ended.popleft() for _ in range(len(self.ended))]
+        self.peers.transferred(one for one in ended if one.posted)
+        moved = [one for one in ended if one.error is None]
+        for counted in (self._read, self._written):
+            counted.moved([one for one in moved if one.counted is counted])
 
     @guarded
     def _look(self) -> None:

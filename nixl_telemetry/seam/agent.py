@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam.versions import is_missing_telemetry
+from nixl_telemetry.signals.clock import now_ns
 
 if TYPE_CHECKING:
     from nixl._api import nixl_agent as _Stock  # noqa: N812
@@ -27,13 +28,13 @@ class AgentHooks(_Stock):
     ) -> Any:
         """A transfer is prepared."""
         table = self._nixl_telemetry
-        transfer = table.start(operation, local_indices)
+        start_ns = now_ns()
         try:
             handle = super().make_prepped_xfer(operation, local_xfer_side, local_indices, *args, **kwargs)
         except BaseException as error:
-            table.setup_failed(transfer, error)
+            table.setup_failed(operation, local_indices, start_ns, error)
             raise
-        table.prepared(transfer, handle)
+        table.prepared(operation, local_indices, start_ns, handle)
         return handle
 
     def transfer(self, handle: Any, *args: Any, **kwargs: Any) -> Any:

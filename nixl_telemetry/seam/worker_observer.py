@@ -284,8 +284,9 @@ class WorkerObserver:
         self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
         if notes.abandoned:
             self._receives.abandon(notes.abandoned, "the request ended while it waited")
+        registrations = getattr(metadata, "push_registrations", None) or {}
         for request_id, meta in metadata.reqs_to_recv.items():
-            self._start_receive(request_id, meta, metadata, notes.origins.get(request_id, NO_ORIGIN))
+            self._start_receive(request_id, meta, registrations, notes.origins.get(request_id, NO_ORIGIN))
 
     @property
     def _only_replicates(self) -> bool:
@@ -300,8 +301,7 @@ class WorkerObserver:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
 
     @guarded
-    def _start_receive(self, request_id: str, meta: Any, metadata: Any, origin: Origin) -> None:
-        registrations = getattr(metadata, "push_registrations", None) or {}
+    def _start_receive(self, request_id: str, meta: Any, registrations: dict[str, Any], origin: Origin) -> None:
         if self.telemetry.mode is TransferMode.PUSH and request_id not in registrations:
             return  # aborted before it was scheduled: nothing is sent, nothing will come
         remote = meta.remote
@@ -404,8 +404,10 @@ class WorkerObserver:
     def _lease_remaining(self, receive: Receive) -> float | None:
         """What is left of the peer's lease, by the offset of its clock that the handshake has found. Seconds."""
         deadline = receive.origin.lease_deadline
+        if deadline is None:
+            return None
         offset = getattr(self._worker, "_engine_clock_offset", {}).get(receive.peer.engine_id)
-        return None if deadline is None or offset is None else deadline - offset - time.perf_counter()
+        return None if offset is None else deadline - offset - time.perf_counter()
 
     @guarded
     def caches_registered(self, factors: list[dict[str, Any]], start_ns: int) -> None:
@@ -446,7 +448,6 @@ class WorkerObserver:
     @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
         """The stats of a step with the metric updates in them; ``None`` when there are none."""
-        self.transfers.peers.report()
         return with_updates(stats, self.telemetry.drain())
 
 

@@ -90,7 +90,7 @@ class Recorder:
 
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
-        self._add(self.series(metric, labels), value)
+        self._add(self._series.get((metric.name, labels)) or self.series(metric, labels), value)
 
     def _add(self, series: Series, value: float) -> None:
         # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.

@@ -53,6 +53,7 @@ class Telemetry:
         self._states: dict[tuple[str, ...], float] = {}
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
+        self._reports: list[Callable[[], None]] = []
         self.updates: Final[Collection[object]] = self._recorder.updates
         """What :meth:`drain` has to take: looked at in every step, and mostly empty."""
         self.spans: Final = SpanWriter(attributes, settings, otlp_endpoint, self._lost, self._not_sent)
@@ -101,8 +102,16 @@ class Telemetry:
         # Whoever reads one record shall know who acted.
         return Record(record.event, {semconv.ENGINE_ID: self._engine_id, **record.attributes})
 
+    def sum_up(self, report: Callable[[], None]) -> None:
+        """Have updates recorded for a whole step, before they are drained. It must not raise."""
+        self._reports.append(report)
+
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""
+        if not self.updates:
+            return None
+        for report in self._reports:
+            report()
         return self._recorder.drain()
 
     def failed(self, where: str, error: BaseException, signal: Signal = Signal.HOOK) -> None:

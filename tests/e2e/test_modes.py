@@ -21,6 +21,7 @@ from nixl_telemetry.testbed import (
     VllmServer,
     disaggregated_completion,
 )
+from tests.e2e.block_moves import check_blocks
 from tests.e2e.conftest import (
     BLOCK_BYTES,
     MODEL,
@@ -36,6 +37,7 @@ from tests.e2e.conftest import (
     stock_name,
     unlabelled,
 )
+from tests.e2e.received import has, named
 from tests.support.peers import wait_until
 
 
@@ -46,6 +48,8 @@ class Fleet:
     mode: str
     receiver: OtlpReceiver
     servers: Servers
+    recorded: Path
+    """What NIXL was asked for."""
 
     def wake(self, *names: str) -> list[VllmServer]:
         """Let just these run; returns them."""
@@ -61,7 +65,7 @@ class Fleet:
 
 
 @pytest.fixture(scope="module", params=["pull", "push"])
-def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Fleet]:
+def servers(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One fleet for each mode.
 
     Each instrumented server is wired in another way: the prefill by module path, the decode by its own name, the
@@ -70,19 +74,22 @@ def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Fleet]:
     """
     mode = request.param
     name = stock_name(mode)
+    recorded = tmp_path_factory.mktemp("modes") / "moved.jsonl"
+    record = {"NIXLTEL_TESTBED_RECORD": str(recorded)}
     with OtlpReceiver() as receiver:
         otlp: dict[str, Any] = (
-            {"otlp_endpoint": receiver.grpc_endpoint}
+            {"otlp_endpoint": receiver.grpc_endpoint, "env": record}
             if mode == "pull"
             else {
                 "env": {
+                    **record,
                     "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_endpoint.removesuffix("/v1/traces"),
                     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
                     "OTEL_SERVICE_NAME": "fleet",
                 }
             }
         )
-        auto = {**otlp, "env": {**otlp.get("env", {}), "NIXLTEL_AUTO": "1"}}
+        auto = {**otlp, "env": {**otlp["env"], "NIXLTEL_AUTO": "1"}}
         child = {"kv_connector": name, "kv_role": CONSUMER, "kv_connector_module_path": MODULE}
         # In pull the NIXL child stands beside another connector. That one cannot do HMA, which is a factor of the hash.
         other = {"kv_connector": "ExampleConnector", "kv_role": CONSUMER}
@@ -111,7 +118,7 @@ def servers(request: pytest.FixtureRequest, model: Path) -> Iterator[Fleet]:
                 **otlp,
             ),
         ) as started:
-            yield Fleet(mode, receiver, started)
+            yield Fleet(mode, receiver, started, recorded)
 
 
 INSTRUMENTED = ("prefill", "decode", "decode_tp2", "decode_multi")
@@ -262,12 +269,14 @@ def test_spans(servers: Fleet) -> None:
 
 
 def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
-    """P has one rank, D two: each rank's half of every block is moved, and counted once."""
+    """P has one rank, D two: each rank's half of every block is moved, counted once and told in one span."""
     lengths = [40, 100, 500]
     prefill, decode = servers.pair("prefill", "decode_tp2")
     mover = initiator(servers.mode, prefill, decode)
     way = direction(servers.mode)
     before = moved_at_rest(mover, way)
+    servers.recorded.write_text("")
+    begin = time.time_ns()
     for seed, length in enumerate(lengths):
         split = disaggregated_completion(prefill, decode, MODEL.prompt(length, seed=200 + seed))
         assert split.prefill.kv_transfer_params is not None
@@ -287,6 +296,30 @@ def test_two_ranks_and_two_api_servers(servers: Fleet) -> None:
         assert sum(span.attributes["nixl.transfer.size"] for span in second) == blocks * BLOCK_BYTES / 2
     assert [sample.value for sample in decode.metrics().select("nixl_connector_info")] == [1]
     assert unlabelled(decode.metrics(), servers.mode) == []
+    assert check_blocks(servers, prefill, decode, servers.recorded, begin) == 2 * blocks
+    check_traces_of_two_ranks(servers, begin, lengths)
+
+
+def check_traces_of_two_ranks(servers: Fleet, begin_ns: int, lengths: Sequence[int]) -> None:
+    """Every rank's spans are there once, in one trace for each request."""
+    count = len(lengths)
+
+    def mine(spans: Sequence[ReceivedSpan]) -> list[ReceivedSpan]:
+        return [span for span in spans if span.start_ns >= begin_ns]
+
+    complete = has(lease=count, receive=2 * count, transfer=2 * count)
+    found = mine(servers.receiver.wait_for(lambda spans: complete(mine(spans)), timeout=60))
+    assert len({span.span_id for span in found}) == len(found)
+    leases = sorted(named(found, "nixl.lease"), key=lambda lease: lease.start_ns)
+    for lease, length in zip(leases, lengths, strict=True):
+        spans = [span for span in found if span.trace_id == lease.trace_id]
+        receives, sent = named(spans, "nixl.receive"), named(spans, "nixl.transfer")
+        assert sorted(span.attributes["nixl.rank"] for span in receives) == [0, 1]
+        assert len(sent) == 2
+        assert sum(span.attributes["nixl.transfer.size"] for span in sent) == blocks_of(length) * BLOCK_BYTES
+        parents, waiting = {span.parent_span_id for span in sent}, {span.span_id for span in receives}
+        # P writes to both ranks for the registration of one of them.
+        assert parents == waiting if servers.mode == "pull" else len(parents & waiting) == 1
 
 
 def test_inside_multi_connector(servers: Fleet) -> None:

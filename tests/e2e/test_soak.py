@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nixl_telemetry.signals.semconv import EventName
 from nixl_telemetry.testbed import (
     CONSUMER,
     PRODUCER,
@@ -62,6 +63,7 @@ def test_soak(model: Path, tmp_path: Path) -> None:
                 sizes.append(dict(processes(prefill, decode)))
 
             check_growth(sizes)
+            check_tripwires(receiver, prefill, decode)
             check_spans(receiver, prefill, decode)
             assert made["requests"] > SECONDS
 
@@ -89,6 +91,15 @@ def check_growth(sizes: list[dict[str, tuple[int, int]]]) -> None:
         assert last[name][1] <= resident + 16 * MIB, (name, sizes)
 
 
+def check_tripwires(receiver: OtlpReceiver, *servers: VllmServer) -> None:
+    """Healthy requests trip no wire, whether the collector is there or not."""
+    for name in ("nixl_invalid_kv_total", "nixl_requests_without_transfer_params_total"):
+        assert [metric(server, name) for server in servers] == [0, 0], name
+    assert [span for span in receiver.spans() if span.name == "nixl.tripwire"] == []
+    for event in (EventName.RECEIVE_WAITING, EventName.LEASES_OVERDUE, EventName.LEASE_EXPIRED, EventName.PEER_SLOW):
+        assert [server.name for server in servers if f"event={event}" in server.log_text()] == [], event
+
+
 def check_spans(receiver: OtlpReceiver, prefill: VllmServer, decode: VllmServer) -> None:
     """All spans that were made are accounted for."""
     transfers = metric(decode, "nixl_transfer_duration_seconds_count")
@@ -112,7 +123,6 @@ def check_spans(receiver: OtlpReceiver, prefill: VllmServer, decode: VllmServer)
     assert accounted()[1] <= made
     assert metric(decode, "nixl_telemetry_dropped_total", signal="spans") > 0
     assert metric(decode, "nixl_telemetry_dropped_total", signal="traces") == 0
-    assert [metric(server, "nixl_invalid_kv_total") for server in (prefill, decode)] == [0, 0]
     assert metric(decode, "nixl_telemetry_errors_total", signal="traces") > 0
 
 

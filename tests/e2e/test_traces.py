@@ -6,7 +6,6 @@ import json
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,22 +24,21 @@ from nixl_telemetry.testbed import (
     ReceivedSpan,
     Router,
     ServerConfig,
-    VllmServer,
     disaggregated_completion,
 )
 from nixl_telemetry.testbed.pair import REMOTE_DECODE
+from tests.e2e.block_moves import check_blocks
 from tests.e2e.conftest import (
-    BLOCK_BYTES,
     BLOCK_SIZE,
     MODEL,
     MODULE,
     Servers,
     blocks_of,
     fleet,
-    initiator,
     metric,
     stock_name,
 )
+from tests.e2e.received import has, named, one
 from tests.support.peers import wait_until
 
 OPERATIONS = {"pull": "READ", "push": "WRITE"}
@@ -49,7 +47,7 @@ PARTS = {
     "push": ["handshake.duration", "queue.duration", "remote.duration"],
 }
 FEW_BLOCKS = 160
-"""Of an instance that has to preempt: the longest prompt needs 128."""
+"""Of the decode instance, so that two long prompts make it preempt: one alone needs 94."""
 
 
 @dataclass
@@ -103,12 +101,13 @@ def servers(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytes
             fleet(
                 ("prefill", "decode"),
                 prefill=ServerConfig(model, PRODUCER, name, env={**environment, **file}, **traced),
-                decode=ServerConfig(model, CONSUMER, name, env={**environment, **file}, **traced),
-                decode_tp2=ServerConfig(
-                    model, CONSUMER, name, tensor_parallel_size=2, api_server_count=2, env=environment, **traced
-                ),
-                decode_few=ServerConfig(
-                    model, CONSUMER, name, env=environment, args=(f"--num-gpu-blocks-override={FEW_BLOCKS}",), **traced
+                decode=ServerConfig(
+                    model,
+                    CONSUMER,
+                    name,
+                    env={**environment, **file},
+                    args=(f"--num-gpu-blocks-override={FEW_BLOCKS}",),
+                    **traced,
                 ),
                 prefill_short=ServerConfig(
                     model, PRODUCER, name, extra_config={"kv_lease_duration": 2}, env=protocol, **traced
@@ -124,22 +123,6 @@ def new_trace(*, sampled: bool = True) -> tuple[str, str, dict[str, str]]:
     """Ids of a caller's span, and its header."""
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
     return trace_id, span_id, {"traceparent": f"00-{trace_id}-{span_id}-{'01' if sampled else '00'}"}
-
-
-def named(spans: Sequence[ReceivedSpan], name: str) -> list[ReceivedSpan]:
-    """The spans of this name."""
-    return [span for span in spans if span.name == name]
-
-
-def one(spans: Sequence[ReceivedSpan], name: str) -> ReceivedSpan:
-    """The only span of this name."""
-    (span,) = named(spans, name)
-    return span
-
-
-def has(**counts: int) -> Callable[[list[ReceivedSpan]], bool]:
-    """Whether there are so many spans of these names."""
-    return lambda spans: all(len(named(spans, f"nixl.{name}")) >= count for name, count in counts.items())
 
 
 def engine_of(span: ReceivedSpan) -> str:
@@ -295,80 +278,17 @@ def test_with_a_stock_decode(servers: Fleet) -> None:
     )
 
 
-Moved = Counter[tuple[int, int]]
-
-
-def asked_of_nixl(path: Path, local: int, remote: int) -> list[Moved]:
-    """The pairs of blocks that NIXL was asked to move, transfer by transfer.
-
-    Args:
-        path: What was recorded below the suite.
-        local: Blocks that the initiator has.
-        remote: Blocks that its peer has.
-    """
-    transfers = []
-    for line in path.read_text().splitlines():
-        _, mine, theirs = json.loads(line)
-        pairs = Counter((a % local, b % remote) for a, b in zip(mine, theirs, strict=True))
-        # Every region of memory has all blocks.
-        assert len(set(pairs.values())) <= 1
-        transfers.append(Counter(pairs.keys()))
-    return transfers
-
-
-def told_in_spans(spans: Sequence[ReceivedSpan]) -> list[Moved]:
-    """The pairs of blocks that the spans tell, transfer by transfer."""
-    transfers = []
-    for transfer in named(spans, "nixl.transfer"):
-        blocks = [span for span in named(spans, "nixl.block") if span.parent_span_id == transfer.span_id]
-        assert sum(block.attributes["nixl.block.size"] for block in blocks) == transfer.attributes["nixl.transfer.size"]
-        moved: Moved = Counter()
-        for block in blocks:
-            mine, theirs = block.attributes["nixl.block.local.id"], block.attributes["nixl.block.remote.id"]
-            length = block.attributes.get("nixl.block.count", 1)
-            moved.update((mine + step, theirs + step) for step in range(length))
-        transfers.append(moved)
-    return transfers
-
-
-def check_blocks(servers: Fleet, prefill: VllmServer, decode: VllmServer, recorded: Path, traces: Sequence[str]) -> int:
-    """Hold the spans of requests against what NIXL was asked for; returns how many blocks were moved."""
-    mover = initiator(servers.mode, prefill, decode)
-    peer = decode if mover is prefill else prefill
-    asked = asked_of_nixl(recorded, blocks_in(mover), blocks_in(peer))
-
-    def everything(spans: Sequence[ReceivedSpan]) -> list[ReceivedSpan]:
-        return [span for span in spans if span.trace_id in traces]
-
-    def is_complete(spans: Sequence[ReceivedSpan]) -> bool:
-        told = told_in_spans(everything(spans)) if len(named(everything(spans), "nixl.transfer")) >= len(asked) else []
-        return sum(map(Counter.total, told)) >= sum(map(Counter.total, asked))
-
-    spans = everything(servers.receiver.wait_for(is_complete, timeout=60))
-    told = told_in_spans(spans)
-    key = sorted
-    assert key(sorted(moved.items()) for moved in told) == key(sorted(moved.items()) for moved in asked)
-    assert all(count == 1 for moved in told for count in moved.values())
-    return sum(map(Counter.total, asked))
-
-
-def blocks_in(server: VllmServer) -> int:
-    """Blocks of a server's KV cache."""
-    (sample,) = server.metrics().select("vllm:cache_config_info")
-    return int(sample.labels["num_gpu_blocks"])
-
-
 def test_blocks_of_random_prompts(servers: Fleet) -> None:
     """Each block that was moved is told once: below the limit by itself, above it in runs."""
     prefill, decode = servers.servers.pair("prefill", "decode")
-    recorded, traces = servers.recorded(), []
+    recorded, traces, begin = servers.recorded(), [], time.time_ns()
     lengths = [1, 31, 33, 500, 2040, 2100, 3000]
     for seed, length in enumerate(lengths):
         trace_id, _, header = new_trace()
         traces.append(trace_id)
         disaggregated_completion(prefill, decode, MODEL.prompt(length, seed=100 + seed), headers=header)
 
-    assert check_blocks(servers, prefill, decode, recorded, traces) == sum(map(blocks_of, lengths))
+    assert check_blocks(servers, prefill, decode, recorded, begin) == sum(map(blocks_of, lengths))
     details = {
         span.attributes["nixl.transfer.block.count"]: span.attributes["nixl.block.detail"]
         for span in servers.receiver.spans()
@@ -382,29 +302,25 @@ def test_blocks_of_a_prefix_that_decode_has(servers: Fleet) -> None:
     """Only what is missing is moved; where nothing is, there is no transfer."""
     prefill, decode = servers.servers.pair("prefill", "decode")
     shared = MODEL.prompt(10 * BLOCK_SIZE, seed=200)
-    recorded, traces = servers.recorded(), []
+    recorded, begin = servers.recorded(), time.time_ns()
     for tail in (5 * BLOCK_SIZE, 3 * BLOCK_SIZE, 0):
-        trace_id, _, header = new_trace()
-        traces.append(trace_id)
         prompt = f"{shared} {MODEL.prompt(tail, seed=201 + tail)}".strip()
-        disaggregated_completion(prefill, decode, prompt, headers=header)
+        disaggregated_completion(prefill, decode, prompt)
 
-    moved = check_blocks(servers, prefill, decode, recorded, traces)
+    moved = check_blocks(servers, prefill, decode, recorded, begin)
     # The first brings all 15 blocks, the second its own 3; of the third the decode side may compute the last block.
     assert 15 + 3 <= moved <= 15 + 3 + 1
 
 
 def test_blocks_with_preemption(servers: Fleet) -> None:
     """An instance that runs out of blocks computes again what it has lost; nothing is told twice."""
-    prefill, decode = servers.servers.pair("prefill", "decode_few")
-    recorded, traces = servers.recorded(), []
+    prefill, decode = servers.servers.pair("prefill", "decode")
+    recorded, begin = servers.recorded(), time.time_ns()
     tokens: list[int] = []
 
     def send(seed: int) -> None:
-        trace_id, _, header = new_trace()
-        traces.append(trace_id)
         prompt = MODEL.prompt(77 * BLOCK_SIZE, seed=seed)
-        tokens.append(len(disaggregated_completion(prefill, decode, prompt, 150, headers=header).token_ids))
+        tokens.append(len(disaggregated_completion(prefill, decode, prompt, 150).token_ids))
 
     threads = [threading.Thread(target=send, args=(300 + seed,)) for seed in range(2)]
     for thread in threads:
@@ -414,32 +330,7 @@ def test_blocks_with_preemption(servers: Fleet) -> None:
 
     assert tokens == [150, 150]
     assert metric(decode, "vllm:num_preemptions_total") >= 1
-    assert check_blocks(servers, prefill, decode, recorded, traces) >= 2 * 77
-
-
-def test_blocks_and_spans_of_two_ranks(servers: Fleet) -> None:
-    """One rank prefills, two decode, behind two API servers: every rank's spans are there once."""
-    prefill, decode = servers.servers.pair("prefill", "decode_tp2")
-    recorded, traces = servers.recorded(), []
-    lengths = [40, 100, 500]
-    for seed, length in enumerate(lengths):
-        trace_id, _, header = new_trace()
-        traces.append(trace_id)
-        disaggregated_completion(prefill, decode, MODEL.prompt(length, seed=400 + seed), headers=header)
-
-    assert check_blocks(servers, prefill, decode, recorded, traces) == 2 * sum(map(blocks_of, lengths))
-    for trace_id, length in zip(traces, lengths, strict=True):
-        spans = servers.spans(trace_id, has(lease=1, receive=2, transfer=2))
-        assert sorted(span.attributes["nixl.rank"] for span in named(spans, "nixl.receive")) == [0, 1]
-        assert len(named(spans, "nixl.lease")) == 1
-        transfers = named(spans, "nixl.transfer")
-        assert len(transfers) == 2
-        assert sum(span.attributes["nixl.transfer.size"] for span in transfers) == blocks_of(length) * BLOCK_BYTES
-        parents = {span.parent_span_id for span in transfers}
-        receives = {span.span_id for span in named(spans, "nixl.receive")}
-        # P writes to both ranks for the registration of one of them.
-        assert parents == receives if servers.mode == "pull" else len(parents & receives) == 1
-        assert len({span.span_id for span in spans}) == len(spans)
+    assert check_blocks(servers, prefill, decode, recorded, begin) >= 2 * 77
 
 
 def test_a_lease_that_nobody_needs(servers: Fleet) -> None:

@@ -41,7 +41,8 @@ def _series(name: str, kind: Kind, labels: frozenset[str]) -> Iterator[tuple[str
 
 
 KNOWN: Final[Mapping[str, frozenset[str]]] = {
-    "up": TARGET_LABELS,
+    **dict.fromkeys(("up", "scrape_duration_seconds", "scrape_samples_scraped"), TARGET_LABELS),
+    "process_start_time_seconds": TARGET_LABELS,
     **{
         name: labels | TARGET_LABELS
         for metric in CATALOGUE.values()
@@ -97,12 +98,10 @@ def _walk(node: Any, within: tuple[str, ...], labels: frozenset[str]) -> Iterato
             yield from _walk(node.vector_selector, within, labels)
         case promql_parser.AggregateExpr():
             by = frozenset(node.modifier.labels) if node.modifier else frozenset()
-            yield from _walk(node.expr, (*within, str(node).split("(")[0].split()[0]), labels | by)
+            yield from _walk(node.expr, (*within, str(node).split("(")[0].split()[0]), (labels - _made(node)) | by)
         case promql_parser.Call():
-            if node.func.name in {"label_replace", "label_join"}:
-                labels = labels - {node.args[1].val}
             for argument in node.args:
-                yield from _walk(argument, (*within, node.func.name), labels)
+                yield from _walk(argument, (*within, node.func.name), labels - _made(node))
         case promql_parser.BinaryExpr():
             left, right = _of_both_sides(str(node.op), node.modifier, labels)
             yield from _walk(node.lhs, within, left)
@@ -113,6 +112,18 @@ def _walk(node: Any, within: tuple[str, ...], labels: frozenset[str]) -> Iterato
             return
         case _:
             raise TypeError(f"a query may hold a {type(node).__name__}, which this does not read")
+
+
+def _made(node: Any) -> frozenset[str]:
+    """Labels that a function or an aggregation makes, and that what is in it need not have."""
+    match node:
+        case promql_parser.Call() if node.func.name in {"label_replace", "label_join"}:
+            made: Any = node.args[1]
+        case promql_parser.AggregateExpr(param=promql_parser.StringLiteral()):  # that of count_values
+            made = node.param
+        case _:
+            return frozenset()
+    return frozenset({made.val})
 
 
 def _of_both_sides(operator: str, modifier: Any, labels: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

@@ -23,6 +23,7 @@ from vllm.v1.request import RequestStatus
 from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
+from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.propagation import CARRIER, extract
 from nixl_telemetry.signals.semconv import TransferMode
 from tests.support.observed import Observed
@@ -262,7 +263,7 @@ def test_a_lease_that_runs_out_after_a_write(push_worker: Any, observed: Observe
     spec = SimpleNamespace(remote_rank=0, local_block_ids=[[1]], remote_block_ids=[[2]])
     observer.post_starts((), {"read_spec": spec, "request_id": "late", "remote_request_id": "s", "dst_engine_id": "e"})
     handle = object()
-    observer.transfers.prepared(observer.transfers.start("WRITE", [1]), handle)
+    observer.transfers.prepared("WRITE", [1], now_ns(), handle)
     observer.transfers.posting(handle)
     if has_failed:
         observer.transfers.polled(handle, "ERR")

@@ -20,6 +20,7 @@ from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.startup import announce
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.metrics import label_values
 from nixl_telemetry.signals.semconv import ConflictSource, Purpose, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
@@ -128,7 +129,7 @@ def test_a_transfer(audited: Audited) -> None:
     table.current.request = Request("r", "s", PEER, 1, [[1, 2, 3]], [[4, 5, 6]])
     for _ in range(2):
         handle = object()
-        table.prepared(table.start("READ", [1, 2, 3]), handle)
+        table.prepared("READ", [1, 2, 3], now_ns(), handle)
         table.posting(handle)
         table.done(handle, SimpleNamespace(xferDuration=2000, postDuration=10, totalBytes=4096, descCount=2))
         table.released(table.take(handle))

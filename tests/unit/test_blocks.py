@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.moves import BlockBudget, BlockMoves, Run
 from nixl_telemetry.signals.semconv import BlockDetail, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
@@ -77,7 +78,7 @@ def transfer(
     table = TransferTable(telemetry)
     table.current.request = Request("r", "s", Peer("e", "h", 1), 0, local, remote, parent=parent)
     handle = object()
-    table.prepared(table.start("READ", range(12)), handle)
+    table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)
     table.done(handle, SimpleNamespace(xferDuration=2_500, postDuration=40, totalBytes=size, descCount=3))
 

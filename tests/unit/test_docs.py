@@ -24,6 +24,7 @@ from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.operations.tripwires import Tripwires
 from nixl_telemetry.settings import AUTO_VARIABLE, Settings, variable_of
 from nixl_telemetry.signals.catalogue import CATALOGUE
+from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.semconv import (
     ConflictSource,
     ErrorType,
@@ -123,9 +124,8 @@ def test_attributes_of_a_transfer(observed: Observed, failed: bool) -> None:
     """The same; bytes and times are there on success only."""
     table = TransferTable(observed.telemetry)
     table.current.request = Request("r", "s", Peer("e", "h", 1), 0, [[1]], [[2]])
-    transfer = table.start("WRITE", [1])
     handle = object()
-    table.prepared(transfer, handle)
+    table.prepared("WRITE", [1], now_ns(), handle)
     table.posting(handle)
     if failed:
         table.polled(handle, "ERR")

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """A transfer's span, metrics and log line, for every way in which it can end."""
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -9,15 +10,18 @@ import pytest
 
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.signals.clock import now_ns
 from tests.support.observed import Observed
 
 DURATION = "nixl_transfer_duration_seconds"
 DELAY = "nixl_transfer_observation_delay_seconds"
 IN_FLIGHT = "nixl_transfers_in_flight"
 POSTED = "nixl_transfers_posted_total"
+PEER_TRANSFERS = "nixl_peer_transfers_total"
+PEER = "10.0.0.7:5600"
 
 NIXL_RESULT = SimpleNamespace(xferDuration=2_500, postDuration=40, totalBytes=4096, descCount=3)
-ZERO = {(POSTED, "read"): 1, (IN_FLIGHT, "read"): 0}
+ZERO: dict[tuple[str, ...], float] = {(POSTED, "read"): 1, (IN_FLIGHT, "read"): 0}
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def post(table: TransferTable) -> Post:
     """Prepares and posts a READ of 12 descriptors under a handle."""
 
     def post(handle: object) -> None:
-        table.prepared(table.start("READ", range(12)), handle)
+        table.prepared("READ", range(12), now_ns(), handle)
         table.posting(handle)
 
     return post
@@ -56,9 +60,13 @@ def test_success(observed: Observed, table: TransferTable, post: Post) -> None:
 
     updates = observed.updates()
     (delay,) = updates.pop((DELAY, "read"))
+    assert updates.pop(("nixl_peer_last_success_timestamp_seconds", PEER)) == pytest.approx(time.time(), abs=60)
     assert updates == {
         (IN_FLIGHT, "read"): -1,
         (DURATION, "read", ""): [0.0025],
+        (PEER_TRANSFERS, PEER, ""): 1,
+        ("nixl_peer_transfer_bytes_total", PEER): 4096,
+        ("nixl_peer_transfer_seconds_total", PEER): 0.0025,
         ("nixl_transfer_blocks_total", "read"): 3,
         ("nixl_transfer_descriptors_total", "read"): 3,
         ("nixl_transfer_bytes_total", "read"): 4096,
@@ -114,8 +122,12 @@ def test_done_without_nixl_telemetry(observed: Observed, table: TransferTable, p
     updates = observed.updates()
     (duration,) = updates.pop((DURATION, "read", ""))
     assert updates.pop((DELAY, "read")) == [duration]
+    assert updates.pop(("nixl_peer_last_success_timestamp_seconds", PEER)) > 0
     assert updates == {
         **ZERO,
+        (PEER_TRANSFERS, PEER, ""): 1,
+        ("nixl_peer_transfer_bytes_total", PEER): 0,
+        ("nixl_peer_transfer_seconds_total", PEER): duration,
         ("nixl_transfer_blocks_total", "read"): 3,
         ("nixl_transfer_descriptors_total", "read"): 12,
         ("nixl_telemetry_errors_total", "nixl"): 1,
@@ -125,18 +137,18 @@ def test_done_without_nixl_telemetry(observed: Observed, table: TransferTable, p
 
 
 def _setup(table: TransferTable, handle: object) -> None:
-    table.setup_failed(table.start("READ", range(12)), RuntimeError("no such memory"))
+    table.setup_failed("READ", range(12), now_ns(), RuntimeError("no such memory"))
 
 
 def _posting(table: TransferTable, handle: object) -> None:
-    table.prepared(table.start("READ", range(12)), handle)
+    table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)
     table.posting_failed(handle, RuntimeError("no route"))
     table.released(table.take(handle))
 
 
 def _state(table: TransferTable, handle: object) -> None:
-    table.prepared(table.start("READ", range(12)), handle)
+    table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)
     table.polled(handle, "ERR")
     table.polled(handle, "ERR")
@@ -144,14 +156,14 @@ def _state(table: TransferTable, handle: object) -> None:
 
 
 def _poll(table: TransferTable, handle: object) -> None:
-    table.prepared(table.start("READ", range(12)), handle)
+    table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)
     table.poll_failed(handle, ConnectionError("remote disconnect"))
     table.released(table.take(handle))
 
 
 def _cancelled(table: TransferTable, handle: object) -> None:
-    table.prepared(table.start("READ", range(12)), handle)
+    table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)
     table.released(table.take(handle))
 
@@ -177,7 +189,9 @@ def test_failures(
     happens(table, object())
 
     updates = observed.updates()
-    updates.pop((IN_FLIGHT, "read"), None)
+    if updates.pop((IN_FLIGHT, "read"), None) is not None:
+        # Of a peer's are those that were posted.
+        assert updates.pop((PEER_TRANSFERS, PEER, error_type)) == 1
     assert updates.pop((POSTED, "read")) == 1
     assert [(key, len(value)) for key, value in updates.items()] == [((DURATION, "read", error_type), 1)]
     span = observed.span("nixl.transfer")
@@ -205,7 +219,7 @@ def test_the_table_is_bounded(observed: Observed, table: TransferTable, monkeypa
     monkeypatch.setattr(TransferTable, "LIMIT", 2)
     handles = [object() for _ in range(5)]
     for handle in handles:
-        table.prepared(table.start("READ", ()), handle)
+        table.prepared("READ", (), now_ns(), handle)
 
     assert len(table._transfers) == 2
     assert observed.updates() == {("nixl_telemetry_dropped_total", "traces"): 3}
@@ -220,7 +234,7 @@ def test_handles_are_not_kept_alive(table: TransferTable) -> None:
             died.append(True)
 
     handle = Handle()
-    table.prepared(table.start("READ", ()), handle)
+    table.prepared("READ", (), now_ns(), handle)
     del handle
 
     assert died == [True]
@@ -230,7 +244,7 @@ def test_another_operation_than_the_mode_s_is_a_conflict(observed: Observed, tab
     """A WRITE by a pull connector: counted each time, logged once, on the span each time."""
     for _ in range(2):
         handle = object()
-        table.prepared(table.start("WRITE", range(4)), handle)
+        table.prepared("WRITE", range(4), now_ns(), handle)
         table.posting(handle)
         table.done(handle, NIXL_RESULT)
 
@@ -272,7 +286,7 @@ def test_blocks_by_region_are_not_multiplied_by_the_regions(observed: Observed, 
     table.current.request.by_region = True
     table.current.request.local_blocks = [[1, 2, 3]] * 27
     handle = object()
-    table.prepared(table.start("READ", range(81)), handle)
+    table.prepared("READ", range(81), now_ns(), handle)
     table.done(handle, NIXL_RESULT)
 
     assert observed.updates()["nixl_transfer_blocks_total", "read"] == 3
@@ -282,9 +296,11 @@ def test_what_waits_to_be_written_holds_no_blocks(observed: Observed) -> None:
     """A disk that is full keeps thousands of finished transfers waiting."""
     table = TransferTable(observed.telemetry)
     table.current.request = Request("r", "s", Peer("there"), 0, [list(range(10_000))], [list(range(10_000))])
-    transfer = table.start("READ", [1])
+    handle = object()
+    table.prepared("READ", [1], now_ns(), handle)
+    table.done(handle, NIXL_RESULT)
+    transfer = table.take(handle)
     assert transfer is not None
-    transfer.finish()
 
     assert transfer.blocks == 10_000
     assert transfer.request is not None
