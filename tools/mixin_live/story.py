@@ -186,9 +186,8 @@ _MISMATCH: Final = ("NixlConnectorVersionMismatch", "NixlCompatMismatch")
 def _start(stage: Stage) -> None:
     """Prometheus is there before any server."""
     scene = stage.scene
-    scene.start("pull-prefill", "pull-decode")
+    scene.start("pull-prefill", "pull-decode", "pull-stock")
     scene.start("push-prefill", "push-decode")
-    scene.start("pull-stock")
     stage.wait(lambda: all(map(stage.webhook.delivered, _ABSENT)), _DELIVERY_SECONDS)
 
 
