@@ -64,13 +64,13 @@ class Prometheus:
             work_dir=folder,
         )
 
-    def set_targets(self, groups: Mapping[str, Sequence[str]]) -> None:
+    def set_targets(self, instances: Mapping[str, str]) -> None:
         """Scrape just these.
 
         Args:
-            groups: Addresses (host:port) by the value of the label ``role``.
+            instances: Addresses (host:port) by the value of the label ``instance``.
         """
-        listed = [{"targets": list(addresses), "labels": {"role": role}} for role, addresses in groups.items()]
+        listed = [{"targets": [address], "labels": {"instance": name}} for name, address in instances.items()]
         # Replaced in one step: Prometheus may look at any time.
         fresh = self._targets.with_suffix(".new")
         fresh.write_text(json.dumps(listed), encoding="utf-8")

@@ -5,7 +5,7 @@
 import itertools
 import random
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ class Member:
 
 
 def members(weights: Path, folder: Path) -> dict[str, Member]:
-    """All servers by name: two deployments, and what a rollout that goes wrong adds to the first."""
+    """All servers by name: two deployments, and what a rollout that goes wrong adds to them."""
     extra: dict[str, Any] = {"kv_lease_duration": LEASE_SECONDS}
     base = ServerConfig(
         weights,
@@ -62,7 +62,8 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
         env={
             # As between machines: over shared memory a reader needs nothing of a peer that stands still.
             "UCX_TLS": "tcp,self",
-            "NIXLTEL_TRACE_FILE": str(folder / "traces" / "spans.jsonl"),
+            "NIXLTEL_TRACE_FILE": str(folder / "mount" / "spans.jsonl"),
+            "NIXLTEL_AUDIT_DIR": str(folder / "audit"),
         },
         # The prompts repeat, and each is to move its KV.
         args=("--no-enable-prefix-caching",),
@@ -84,6 +85,7 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
         "push-decode": ("chat-push", replace(decode, connector=_PUSH)),
         "older-prefill": ("chat-pull", replace(older, connector=_PULL)),
         "wrong-decode": ("chat-pull", replace(decode, connector=_PUSH)),
+        "other-decode": ("chat-push", replace(decode, connector=_PUSH, dtype="float32")),
     }
     return {
         name: Member(name, model, replace(config, args=(*config.args, "--served-model-name", model)))
@@ -91,19 +93,30 @@ def members(weights: Path, folder: Path) -> dict[str, Member]:
     }
 
 
+@dataclass(frozen=True)
+class Handover:
+    """A prompt whose KV waits at a prefill instance."""
+
+    prompt: Sequence[int]
+    request_id: str
+    params: Mapping[str, Any]
+    """``kv_transfer_params``."""
+
+
 class Scene:
     """The servers that run, and the requests that they get.
 
     Attributes:
-        folder: Logs, weights, spans.
-        traces: Where the servers write their spans.
+        folder: Logs, weights, spans, audit trails.
     """
 
     def __init__(self, folder: Path, prometheus: Prometheus) -> None:
         """Writes the model; nothing runs yet."""
         self.folder = folder
-        self.traces = folder / "traces"
-        self.traces.mkdir(parents=True)
+        # Spans go through a link, as good as a mount point: the disk behind it can be taken away.
+        self._disk = folder / "disk"
+        self._disk.mkdir(parents=True)
+        (folder / "mount").symlink_to(self._disk)
         self._tiny = TinyModel()
         self._members = members(self._tiny.write(folder / "model"), folder)
         self._servers: dict[str, VllmServer] = {}
@@ -170,17 +183,34 @@ class Scene:
         """One request straight to a server."""
         return self.ask(self[name].url, self._members[name].model, prompt or self.prompt(), **more)
 
-    def prefilled(self, name: str, request_id: str | None = None) -> dict[str, Any]:
-        """What a prefill instance hands over for one prompt; empty if it failed."""
-        headers = {"X-Request-Id": request_id or self.new_id()}
-        answer = self.request(name, max_tokens=1, headers=headers, kv_transfer_params=dict(REMOTE_DECODE))
-        return dict(answer.kv_transfer_params or {}) if answer else {}
+    def prefill(self, name: str) -> "Handover | None":
+        """Prefill one prompt for a decode instance; ``None`` if it failed."""
+        prompt, request_id = self.prompt(), self.new_id()
+        answer = self.request(
+            name,
+            prompt,
+            max_tokens=1,
+            headers={"X-Request-Id": request_id},
+            kv_transfer_params=dict(REMOTE_DECODE),
+        )
+        return Handover(prompt, request_id, answer.kv_transfer_params) if answer and answer.kv_transfer_params else None
+
+    def decode(self, name: str, handover: "Handover", *, request_id: str | None = None, **more: Any) -> None:
+        """Have a decode instance fetch what was prefilled, and answer.
+
+        Args:
+            name: The instance.
+            handover: What the prefill instance handed over.
+            request_id: Another one than the prefill instance was told.
+            **more: For the request.
+        """
+        headers = {"X-Request-Id": request_id or handover.request_id}
+        self.request(name, handover.prompt, headers=headers, kv_transfer_params=dict(handover.params), **more)
 
     def pair(self, prefill: str, decode: str) -> None:
         """One request through two servers, past the routers."""
-        request_id = self.new_id()
-        if params := self.prefilled(prefill, request_id):
-            self.request(decode, headers={"X-Request-Id": request_id}, kv_transfer_params=params)
+        if handover := self.prefill(prefill):
+            self.decode(decode, handover)
 
     def new_id(self) -> str:
         """For a request."""
@@ -195,5 +225,14 @@ class Scene:
         finally:
             self[name].process.send_signal(signal.SIGCONT)
 
+    @contextmanager
+    def without_disk(self) -> Iterator[None]:
+        """Spans have nowhere to go meanwhile."""
+        away = self._disk.rename(self._disk.with_name("disk-away"))
+        try:
+            yield
+        finally:
+            away.rename(self._disk)
+
     def _tell_prometheus(self) -> None:
-        self._prometheus.set_targets({name: [f"{LOOPBACK}:{server.port}"] for name, server in self._servers.items()})
+        self._prometheus.set_targets({name: f"{LOOPBACK}:{server.port}" for name, server in self._servers.items()})

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.duration import Duration
 from nixl_telemetry.testbed import LOOPBACK
 from tools.mixin_live.panels import Window
 from tools.mixin_live.prometheus import Prometheus
-from tools.mixin_live.scene import LEASE_SECONDS, Scene
+from tools.mixin_live.scene import LEASE_SECONDS, Handover, Scene
 from tools.mixin_live.webhook import Webhook
 
 NOT_PROVOKED: Final[Mapping[str, str]] = {
@@ -34,24 +34,30 @@ _SLOW_HANDSHAKE_SECONDS: Final = 3.0
 """Less than the 5 s after which vLLM gives a handshake up."""
 _ABANDON_SECONDS: Final = 0.5
 _LATE_SECONDS: Final = LEASE_SECONDS + 2.0
+_STALLED: Final = 8
 _DOOMED: Final = 30
 _NO_HANDSHAKE: Final = b"GET /metrics HTTP/1.1\r\nHost: prefill\r\n\r\n"
 
 
 def config() -> MixinConfig:
-    """The alerts' own configuration with minutes turned into seconds, and what a fault of seconds needs besides."""
+    """The alerts' own configuration with minutes turned into seconds, and what that asks for besides."""
     scaled = MixinConfig().scaled(_SCALE)
     return scaled.model_copy(
         update={
             # A fault of seconds is to be seen for longer than its `for`.
             "handshake_window": Duration.parse("30s"),
             "transfer_window": Duration.parse("30s"),
-            # A pair that fits has one handshake, and no machine has room for ten pairs; it cannot take 7.5 s either,
-            # since vLLM gives up after 5 s without an answer.
+            # In a window of seconds there are few requests, and a pair that fits has one handshake.
             "handshake_floor": 1,
+            "transfer_floor": 10,
+            "burn_floor": 20,
+            "decode_floor": 4,
+            "lease_floor": 4,
+            "push_floor": 4,
+            # vLLM gives up a handshake after 5 s without an answer.
             "handshake_slow_seconds": 1.0,
-            # The two that wake somebody: the slower ones would take many minutes to resolve.
-            "burn_windows": scaled.burn_windows[:2],
+            # The fastest one: the others would take minutes to resolve, and hold other alerts back meanwhile.
+            "burn_windows": scaled.burn_windows[:1],
         }
     )
 
@@ -163,26 +169,25 @@ def _provoke(stage: Stage, alerts: Iterable[str], *disturbances: Callable[[], ob
 
 _ABSENT: Final = ("NixlMetricsAbsent",)
 _PUSH: Final = (
-    *("NixlCompatMismatch", "NixlTransferModeMismatch", "NixlModeConflict", "NixlHandshakeFailureRatioHigh"),
+    *("NixlTransferModeMismatch", "NixlModeConflict", "NixlHandshakeFailureRatioHigh"),
     *("NixlPushUnmatched", "NixlDecodeWithoutTransfers", "NixlListenerRefusing"),
     *("NixlTelemetryErrors", "NixlTelemetryDropping"),
 )
 _LEASES: Final = ("NixlLeasesExpiring", "NixlInvalidKv")
 _STALL: Final = ("NixlTransferStalled", "NixlTransferSlow")
-_KILL: Final = ("NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn", "NixlTargetDown")
-_HANDSHAKE: Final = ("NixlHandshakeSlow",)
-_ROLLOUT: Final = (
-    *("NixlConnectorVersionMismatch", "NixlConnectorVersionsMixed", "NixlCompatHashesMixed"),
-    *("NixlTransferModesMixed", "NixlEnforcementOff"),
+_KILLED: Final = ("NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn", "NixlTargetDown")
+_SLOW: Final = ("NixlHandshakeSlow",)
+_MIXED: Final = (
+    *("NixlConnectorVersionsMixed", "NixlCompatHashesMixed", "NixlTransferModesMixed", "NixlEnforcementOff"),
 )
+_MISMATCH: Final = ("NixlConnectorVersionMismatch", "NixlCompatMismatch")
 
 
 def _start(stage: Stage) -> None:
     """Prometheus is there before any server."""
     scene = stage.scene
-    scene.start("pull-prefill", "pull-decode")
+    scene.start("pull-prefill", "pull-decode", "pull-stock")
     scene.start("push-prefill", "push-decode")
-    scene.start("pull-stock")
     stage.wait(lambda: all(map(stage.webhook.delivered, _ABSENT)), _DELIVERY_SECONDS)
 
 
@@ -206,43 +211,36 @@ def _push_faults(stage: Stage) -> None:
     listener = scene["push-prefill"].side_channel_port
 
     def unmatched() -> None:
-        params = scene.prefilled("push-prefill")
-        scene.request(
-            "push-decode", headers={"X-Request-Id": scene.new_id()}, kv_transfer_params=params, timeout=_ABANDON_SECONDS
-        )
+        if handover := scene.prefill("push-prefill"):
+            scene.decode("push-decode", handover, request_id=scene.new_id(), timeout=_ABANDON_SECONDS)
 
     def scan() -> None:
         with socket.create_connection((LOOPBACK, listener)) as connection:
             connection.sendall(_NO_HANDSHAKE)
 
-    away = scene.traces.with_name("traces-away")
-    scene.traces.rename(away)
-    try:
-        with stage.loads["push"].paused():
-            _provoke(
-                stage,
-                _PUSH,
-                lambda: scene.pair("pull-prefill", "push-decode"),
-                unmatched,
-                lambda: scene.request("push-decode"),
-                scan,
-            )
-    finally:
-        away.rename(scene.traces)
+    with scene.without_disk(), stage.loads["push"].paused():
+        _provoke(
+            stage,
+            _PUSH,
+            lambda: scene.pair("pull-prefill", "push-decode"),
+            unmatched,
+            lambda: scene.request("push-decode"),
+            scan,
+        )
 
 
 def _lease_faults(stage: Stage) -> None:
     """Clients that hang up after the prefill, and a router that comes too late."""
     scene = stage.scene
-    kept: deque[tuple[float, Mapping[str, Any]]] = deque()
+    kept: deque[tuple[float, Handover]] = deque()
 
     def abandon() -> None:
-        if params := scene.prefilled("pull-prefill"):
-            kept.append((time.monotonic(), params))
+        if handover := scene.prefill("pull-prefill"):
+            kept.append((time.monotonic(), handover))
 
     def come_late() -> None:
         if kept and time.monotonic() - kept[0][0] > _LATE_SECONDS:
-            scene.request("pull-decode", kv_transfer_params=dict(kept.popleft()[1]))
+            scene.decode("pull-decode", kept.popleft()[1])
 
     _provoke(stage, _LEASES, abandon, come_late)
 
@@ -252,55 +250,63 @@ def _stall(stage: Stage) -> None:
     scene = stage.scene
 
     def stall() -> None:
-        waiting = [scene.prefilled("pull-prefill") for _ in range(8)]
-        with scene.standing_still("pull-prefill"), _asking(scene, "pull-decode", waiting):
+        waiting = _prefilled(scene, _STALLED)
+        with scene.standing_still("pull-prefill"), _decoding(scene, waiting):
             time.sleep(_STALL_SECONDS)
 
     _provoke(stage, _STALL, stall)
 
 
 def _kill(stage: Stage) -> None:
-    """The prefill instance is gone, with KV that was promised."""
-    scene = stage.scene
-    doomed = [scene.prefilled("pull-prefill") for _ in range(_DOOMED)]
-    scene["pull-prefill"].process.kill()
-    with _asking(scene, "pull-decode", doomed):
-        stage.wait(lambda: all(map(stage.webhook.delivered, _KILL)), _DELIVERY_SECONDS)
-    scene.restart("pull-prefill")
-
-
-def _slow_handshake(stage: Stage) -> None:
-    """The new instance is slow to answer whom it does not know."""
-    scene = stage.scene
-    params = scene.prefilled("pull-prefill")
-    with scene.standing_still("pull-prefill"), _asking(scene, "pull-decode", [params]):
-        time.sleep(_SLOW_HANDSHAKE_SECONDS)
-    stage.wait(lambda: all(map(stage.webhook.delivered, _HANDSHAKE)), _DELIVERY_SECONDS)
+    """The prefill instance is gone, with KV that was promised; the new one is slow to answer whom it does not know."""
+    scene, delivered = stage.scene, stage.webhook.delivered
+    doomed = _prefilled(scene, _DOOMED)
+    with stage.loads["pull"].paused():
+        scene["pull-prefill"].process.kill()
+        with _decoding(scene, doomed):
+            stage.wait(lambda: all(map(delivered, _KILLED)), _DELIVERY_SECONDS)
+        scene.restart("pull-prefill")
+        first = _prefilled(scene, 1)
+        with scene.standing_still("pull-prefill"), _decoding(scene, first):
+            time.sleep(_SLOW_HANDSHAKE_SECONDS)
+    stage.wait(lambda: all(map(delivered, _SLOW)), _DELIVERY_SECONDS)
 
 
 def _rollout(stage: Stage) -> None:
-    """An upgrade has left one old instance, with the check switched off, and a new one has the wrong connector."""
+    """An upgrade has left an old instance, which checks nothing; new ones have the wrong connector and another dtype.
+
+    What differs is told before the first request meets it: afterwards Alertmanager holds it back, as a consequence.
+    """
     scene = stage.scene
     scene.stop("pull-stock")
-    scene.start("older-prefill", "wrong-decode")
-    _provoke(stage, _ROLLOUT, lambda: scene.pair("older-prefill", "pull-decode"))
+    scene.start("older-prefill", "wrong-decode", "other-decode")
+    _provoke(stage, _MIXED)
+    _provoke(
+        stage,
+        _MISMATCH,
+        lambda: scene.pair("older-prefill", "pull-decode"),
+        lambda: scene.pair("push-prefill", "other-decode"),
+    )
     stage.windows["story"] = Window(stage.begin, time.time())
 
 
 def _recover(stage: Stage) -> None:
     """What was wrong is taken away, and all alerts resolve."""
-    stage.scene.stop("older-prefill", "wrong-decode")
+    stage.scene.stop("older-prefill", "wrong-decode", "other-decode")
     webhook = stage.webhook
     stage.wait(lambda: all(map(webhook.resolved, webhook.names())), _RESOLUTION_SECONDS)
 
 
+def _prefilled(scene: Scene, count: int) -> list[Handover]:
+    return [handover for _ in range(count) if (handover := scene.prefill("pull-prefill"))]
+
+
 @contextmanager
-def _asking(scene: Scene, name: str, handed_over: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Requests of a decode instance, all at once, that have an answer or a failure at the end."""
-    with ThreadPoolExecutor(len(handed_over)) as pool, ExitStack() as stack:
-        for params in handed_over:
-            asked = pool.submit(scene.request, name, kv_transfer_params=dict(params))
-            stack.callback(asked.result)
+def _decoding(scene: Scene, handovers: Sequence[Handover]) -> Iterator[None]:
+    """Requests of the decode instance, all at once, that have an answer or a failure at the end."""
+    with ThreadPoolExecutor(max(1, len(handovers))) as pool, ExitStack() as stack:
+        for handover in handovers:
+            stack.callback(pool.submit(scene.decode, "pull-decode", handover).result)
         yield
 
 
@@ -310,8 +316,7 @@ ACTS: Final = (
     Act("routers, clients and a disk go wrong in the push deployment", _push_faults, _PUSH),
     Act("leases expire", _lease_faults, _LEASES),
     Act("a prefill instance stands still", _stall, _STALL),
-    Act("a prefill instance is killed", _kill, _KILL),
-    Act("a prefill instance is slow to shake hands", _slow_handshake, _HANDSHAKE),
-    Act("a rollout leaves a mixed fleet", _rollout, _ROLLOUT),
+    Act("a prefill instance is killed, and the new one is slow to shake hands", _kill, (*_KILLED, *_SLOW)),
+    Act("a rollout leaves a mixed fleet", _rollout, (*_MIXED, *_MISMATCH)),
     Act("all is well again", _recover),
 )

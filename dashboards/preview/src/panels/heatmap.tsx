@@ -54,7 +54,7 @@ function draw(context: CanvasRenderingContext2D, frame: DataFrame, range: TimeRa
       if (count > 0) {
         // The square root lets the few slow ones be seen beside the many fast ones.
         context.fillStyle = color(Math.sqrt(count / most));
-        context.fillRect(x(at), top + 1, Math.max(1, (stepMs / span) * right - 0.5), rowHeight - 1);
+        context.fillRect(x(at), top + 1, Math.max(1, (stepMs / span) * right), rowHeight - 1);
       }
     });
   });

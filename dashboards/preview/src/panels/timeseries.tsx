@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-import { PanelProps } from '@grafana/data';
+import { DataFrame, FieldType, PanelProps } from '@grafana/data';
 import { TimeSeries } from '@grafana/ui';
+import { useMemo } from 'react';
 
 import { Empty, record } from './common';
 
@@ -10,9 +11,20 @@ const LEGEND = { calcs: [], showLegend: true, displayMode: 'list', placement: 'b
 export function TimeSeriesPanel(props: PanelProps<any>) {
   record('timeseries', props);
   const { data, width, height, timeRange, timeZone, options } = props;
-  if (!data.series.length) {
+  const frames = useMemo(() => data.series.map(finite), [data.series]);
+  if (!frames.length) {
     return <Empty {...props} />;
   }
   const legend: any = { ...LEGEND, ...options.legend };
-  return <TimeSeries {...{ width, height, timeRange, timeZone, options, legend }} frames={data.series} />;
+  return <TimeSeries {...{ frames, width, height, timeRange, timeZone, options, legend }} />;
+}
+
+/** A quantile of nothing is NaN, which Grafana's panel takes for a gap before it draws. */
+function finite(frame: DataFrame): DataFrame {
+  const fields = frame.fields.map((field) =>
+    field.type === FieldType.number
+      ? { ...field, values: field.values.map((value) => (Number.isFinite(value) ? value : null)) }
+      : field
+  );
+  return { ...frame, fields };
 }
