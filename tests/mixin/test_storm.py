@@ -141,7 +141,7 @@ def test_fifty_mixed_instances_are_one_notification_for_each_cause(tmp_path: Pat
         Prometheus(tmp_path / "prometheus", rules=rules, alertmanager=alertmanager.address) as prometheus,
         fleet(50) as instances,
     ):
-        prometheus.set_targets({"fleet": instances})
+        prometheus.set_targets({address: address for address in instances})
 
         assert _wait_for(lambda: webhook.names() >= CAUSES, 60), webhook.names()
         assert _wait_for(lambda: _suppressed(alertmanager.address) >= HELD_BACK, 90), _suppressed(alertmanager.address)
