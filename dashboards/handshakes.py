@@ -170,7 +170,7 @@ def _over_time() -> list[Panel]:
             colours=config.of_values("nixl_handshake_bypassed_total", "factor"),
             many=True,
             span=12,
-            height=10,
+            height=12,
             runbooks=["NixlEnforcementOff"],
         ),
         timeseries(
@@ -180,7 +180,7 @@ def _over_time() -> list[Panel]:
             rates("nixl_mode_conflicts_total{SELECTED}", by="source"),
             colours=config.of_values("nixl_mode_conflicts_total", "source"),
             span=12,
-            height=10,
+            height=12,
             runbooks=["NixlModeConflict"],
         ),
     ]

@@ -117,6 +117,7 @@ def _errors() -> list[Panel]:
             sort="Errors",
             descending=True,
             span=12,
+            height=10,
             runbooks=["NixlTelemetryErrors", "NixlTelemetryDropping"],
         ),
         timeseries(
@@ -126,6 +127,7 @@ def _errors() -> list[Panel]:
             rates("nixl_audit_records_total{SELECTED}", by="instance"),
             many=True,
             span=12,
+            height=10,
         ),
     ]
 

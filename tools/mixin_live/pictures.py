@@ -116,7 +116,7 @@ def draw(pages: Pages, board: str, prometheus: str, window: Window, picture: Pat
         picture.parent.mkdir(parents=True, exist_ok=True)
         # 256 colours make it a third as large; this method keeps those of thin lines.
         with Image.open(drawn) as image:
-            small = image.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            small = image.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
             small.save(picture, optimize=True)
     return report
 

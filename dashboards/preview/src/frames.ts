@@ -28,7 +28,7 @@ export interface Target {
 }
 
 /** The frames of one query; `several` says whether its panel has others. */
-export function framesOf(target: Target, answer: Answer, several: boolean): DataFrame[] {
+export function framesOf(target: Target, answer: Answer, stepMs: number, several: boolean): DataFrame[] {
   const series = seriesOf(answer);
   switch (target.format) {
     case 'table':
@@ -36,7 +36,7 @@ export function framesOf(target: Target, answer: Answer, several: boolean): Data
     case 'heatmap':
       return series.length ? [heatmap(target.refId, series)] : [];
     default:
-      return series.map((one) => timeSeries(target, one));
+      return series.map((one) => timeSeries(target, one, stepMs));
   }
 }
 
@@ -47,12 +47,13 @@ export function seriesOf(answer: Answer): Series[] {
   return answer.result.map((one: any) => ({ metric: one.metric, values: one.values ?? [one.value] }));
 }
 
-function timeSeries(target: Target, { metric, values }: Series): DataFrame {
+function timeSeries(target: Target, { metric, values }: Series, stepMs: number): DataFrame {
   return toDataFrame({
     refId: target.refId,
     meta: { type: 'timeseries-multi' },
     fields: [
-      timeField(values.map(([seconds]) => seconds)),
+      // Where samples are further apart than the step the panel draws a gap.
+      { ...timeField(values.map(([seconds]) => seconds)), config: { interval: stepMs } },
       {
         name: 'Value',
         type: FieldType.number,

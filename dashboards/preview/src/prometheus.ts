@@ -26,8 +26,9 @@ export class Prometheus extends DataSourceApi<any, any> {
 
   async query(request: any): Promise<{ data: DataFrame[] }> {
     const targets: Target[] = request.targets.filter((target: Target) => !target.hide && target.expr);
-    const answers = await Promise.all(targets.map((target) => this.ask(target, request)));
-    return { data: targets.flatMap((target, index) => framesOf(target, answers[index], targets.length > 1)) };
+    const stepMs = Math.max(request.intervalMs, this.settings.scrapeMs);
+    const answers = await Promise.all(targets.map((target) => this.ask(target, request, stepMs)));
+    return { data: targets.flatMap((target, index) => framesOf(target, answers[index], stepMs, targets.length > 1)) };
   }
 
   /** The values of a query variable. */
@@ -51,9 +52,8 @@ export class Prometheus extends DataSourceApi<any, any> {
     return { status: 'success' as const, message: '' };
   }
 
-  private async ask(target: Target, request: any): Promise<Answer> {
+  private async ask(target: Target, request: any, stepMs: number): Promise<Answer> {
     const { from, to } = request.range;
-    const stepMs = Math.max(request.intervalMs, this.settings.scrapeMs);
     const expr = interpolate(target.expr, { ...request.scopedVars, ...this.intervals(stepMs, to - from) });
     const answer: Answer =
       target.instant && !target.range

@@ -11,7 +11,7 @@ import { Empty, record } from './common';
 
 const LEFT = 68;
 const BOTTOM = 22;
-const TIME_LABELS = 6;
+const TIME_LABEL = 80;
 /** As Grafana's scheme "Oranges". */
 const COLORS = [
   [255, 237, 217],
@@ -60,9 +60,9 @@ function draw(context: CanvasRenderingContext2D, frame: DataFrame, range: TimeRa
   });
   context.fillStyle = config.theme2.colors.text.secondary;
   drawEdges(context, buckets, rowHeight, unit);
-  for (let index = 0; index <= TIME_LABELS; index++) {
-    const at = begin + (span * index) / (TIME_LABELS + 0.5);
-    context.fillText(new Date(at).toISOString().slice(11, 16), x(at), height - 6);
+  for (let left = LEFT; left + TIME_LABEL / 2 < width; left += TIME_LABEL) {
+    const at = begin + ((left - LEFT) / right) * span;
+    context.fillText(new Date(at).toISOString().slice(11, 16), left, height - 6);
   }
 }
 
