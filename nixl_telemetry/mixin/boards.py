@@ -49,7 +49,7 @@ def build_boards(options: BoardOptions) -> dict[str, Board]:
 def threshold(config: MixinConfig, knob: str) -> float:
     """The value at which a panel changes its colour, of a setting of the alerts."""
     if knob == "transfer_objective":
-        return round(1 - config.transfer_objective, 9)  # what is shown is what fails
+        return float(f"{1 - config.transfer_objective:g}")  # what is shown is what fails
     value = getattr(config, knob)
     return value.seconds if isinstance(value, Duration) else float(value)
 
