@@ -2,9 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether Prometheus sees the instances.
 
-Which jobs are meant nobody has to say: those of which an instance with the suite has told of itself lately. Where
-another label than `job` says what belongs together, such as `namespace`, it has other people's jobs, too: each target is
-judged by the job that it is in.
+Which jobs are meant nobody has to say: those of which an instance with the suite has told of itself lately. Where a
+namespace says what belongs together, there are jobs of other people in it: each target is judged by the job it is in.
 """
 
 from nixl_telemetry.mixin.alert import Alert

@@ -125,8 +125,8 @@ CASES: Final = (
         _ended("0x60", "0+1x60"),
         onset=5,
         labels={**_DEPLOYMENT, "window": "1h"},
-        description=f"100% of the transfers of {MODEL} in pd failed in the last 1h: the budget of 0.1 % burns 14.4 times "
-        "too fast or more.",
+        description=f"100% of the transfers of {MODEL} in pd failed in the last 1h: the budget of 0.1 % burns 14.4 "
+        "times too fast or more.",
         link=_LINK,
     ),
     *_burn("critical", "6h", 60, "6", 100, "1m"),
