@@ -142,6 +142,7 @@ def fit() -> list[Panel]:
             ],
             columns={"Value": _MARKED, "Factor": {"custom.width": 200}, "Instances": {"custom.width": 90}},
             span=12,
+            height=10,
         ),
         timeseries(
             "Rejections, by factor",
@@ -152,6 +153,7 @@ def fit() -> list[Panel]:
             colours=config.of_values("nixl_handshake_rejections_total", "factor"),
             many=True,
             span=12,
+            height=10,
             runbooks=["NixlCompatMismatch", "NixlTransferModeMismatch", "NixlConnectorVersionMismatch"],
             links=[rejected],
         ),

@@ -49,6 +49,7 @@ def _handshakes() -> list[Panel]:
             stack=True,
             colours=config.OF_OUTCOME,
             span=6,
+            height=9,
         ),
         timeseries(
             "Share that fails",
@@ -58,6 +59,7 @@ def _handshakes() -> list[Panel]:
             limit="handshake_failure_warning",
             colours=config.OF_OUTCOME,
             span=6,
+            height=9,
             runbooks=["NixlHandshakeFailureRatioHigh"],
             links=[failed],
         ),
@@ -70,6 +72,7 @@ def _handshakes() -> list[Panel]:
             colours=config.of_values("nixl_handshake_duration_seconds", "error_type"),
             many=True,
             span=12,
+            height=9,
             runbooks=["NixlHandshakeFailureRatioHigh"],
             links=[failed],
         ),
@@ -167,6 +170,7 @@ def _over_time() -> list[Panel]:
             colours=config.of_values("nixl_handshake_bypassed_total", "factor"),
             many=True,
             span=12,
+            height=10,
             runbooks=["NixlEnforcementOff"],
         ),
         timeseries(
@@ -176,6 +180,7 @@ def _over_time() -> list[Panel]:
             rates("nixl_mode_conflicts_total{SELECTED}", by="source"),
             colours=config.of_values("nixl_mode_conflicts_total", "source"),
             span=12,
+            height=10,
             runbooks=["NixlModeConflict"],
         ),
     ]

@@ -192,6 +192,7 @@ def _failing() -> list[Panel]:
             colours=config.of_values("nixl_handshake_duration_seconds", "error_type"),
             many=True,
             span=10,
+            height=9,
             runbooks=["NixlHandshakeFailureRatioHigh"],
             links=[
                 traces("Failed handshakes in traces", '{ name = "nixl.handshake" && status = error }'),
@@ -205,6 +206,7 @@ def _failing() -> list[Panel]:
             rates(_FAILED_TRANSFERS, by="error_type"),
             colours=config.of_values("nixl_transfer_duration_seconds", "error_type"),
             span=7,
+            height=9,
             runbooks=["NixlTransferFailureRatioHigh", "NixlTransferErrorBudgetBurn"],
             links=[
                 traces("Failed transfers in traces", '{ name = "nixl.transfer" && status = error }'),
@@ -221,5 +223,6 @@ def _failing() -> list[Panel]:
             Query(total("vllm:nixl_num_kv_expired_reqs_total{SELECTED}"), "KV expired"),
             colours={"transfers": config.BAD, "notifications": "yellow", "KV expired": config.ATTENTION},
             span=7,
+            height=9,
         ),
     ]

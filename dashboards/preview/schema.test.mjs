@@ -20,17 +20,17 @@ test('the boards themselves have no fault', () => {
 const of = (board, type) => panelsOf(board).find((panel) => panel.type === type);
 const panelsOf = (board) => board.panels.flatMap((panel) => [panel, ...(panel.panels ?? [])]);
 const FAULTS = {
-  'an unknown key of a panel': ['timeseries', (panel) => (panel.titel = 'x'), /titel/],
-  'an unknown key of a row': ['row', (panel) => (panel.colapsed = true), /colapsed/],
-  'an unknown option of a field': ['timeseries', (panel) => (panel.fieldConfig.defaults.custom.fillOpacty = 1), /fillOpacty/],
+  'an unknown key of a panel': ['timeseries', (panel) => (panel.heading = 'x'), /heading/],
+  'an unknown key of a row': ['row', (panel) => (panel.isCollapsed = true), /isCollapsed/],
+  'an unknown option of a field': ['timeseries', (panel) => (panel.fieldConfig.defaults.custom.fillOpacities = 1), /fillOpacities/],
   'an unknown standard option': ['stat', (panel) => (panel.fieldConfig.defaults.units = 's'), /units/],
   'an unknown option of a panel': ['table', (panel) => (panel.options.showHeaders = true), /showHeaders/],
-  'a value that is none': ['timeseries', (panel) => (panel.options.legend.displayMode = 'tabel'), /displayMode/],
+  'a value that is none': ['timeseries', (panel) => (panel.options.legend.displayMode = 'cards'), /displayMode/],
   'a value of another type': ['heatmap', (panel) => (panel.gridPos.w = '12'), /gridPos/],
   'an override of nothing': ['timeseries', (panel) => override(panel, 'custom.colour', 'red'), /colour/],
   'an override with a bad value': ['table', (panel) => override(panel, 'custom.align', 'middle'), /align/],
   'an option of a field where there is none': ['stat', (panel) => override(panel, 'custom.width', 1), /of its own/],
-  'a type that is not known here': ['stat', (panel) => (panel.type = 'statt'), /not checked here/],
+  'a type that is not known here': ['stat', (panel) => (panel.type = 'gauge2'), /not checked here/],
 };
 
 function override(panel, id, value) {
@@ -47,11 +47,11 @@ for (const [name, [type, plant, expected]] of Object.entries(FAULTS)) {
 
 test('faults of the board itself, its variables and its annotations are found', () => {
   const board = structuredClone(boards[0]);
-  board.refesh = '1s';
-  board.templating.list[0].quary = 'x';
-  board.annotations.list[0].datasorce = 'x';
+  board.refreshes = '1s';
+  board.templating.list[0].queries = 'x';
+  board.annotations.list[0].datasources = 'x';
   const problems = check(board).join('\n');
-  for (const key of ['refesh', 'quary', 'datasorce']) {
+  for (const key of ['refreshes', 'queries', 'datasources']) {
     assert.match(problems, new RegExp(key));
   }
 });

@@ -99,7 +99,8 @@ def test_alertmanagers_routes_stay_and_its_waits_and_receivers_do_not() -> None:
 
 def good_report() -> Report:
     names = [*MISMATCHES, *(f"NixlOther{number}" for number in range(7))]
-    return Report({"nixl-overview": BoardResult(3, {})}, {name: AlertResult(True, True, True) for name in names})
+    alerts = {name: AlertResult(True, True, True) for name in names}
+    return Report(boards={"nixl-overview": BoardResult(3, {})}, alerts=alerts)
 
 
 def test_a_good_run_has_no_problems() -> None:
@@ -110,10 +111,12 @@ def test_each_shortcoming_is_a_problem() -> None:
     report = good_report()
     report.boards["nixl-overview"] = BoardResult(3, {"Rate (7)": "A: no data: rate(x[1m])"})
     report.alerts["NixlCompatMismatch"] = AlertResult(True, True, False)
+    report.silent_annotations["nixl-overview"] = ["Restarts: no data: x"]
     report.false_alarms.add("NixlTransferSlow")
 
     assert list(report.problems()) == [
         "nixl-overview: Rate (7): A: no data: rate(x[1m])",
+        "nixl-overview: annotation Restarts: no data: x",
         "NixlTransferSlow fired while nothing was wrong",
         "only 9 alerts were delivered and resolved, at least 10 should be",
         "NixlCompatMismatch: delivered, but not resolved",

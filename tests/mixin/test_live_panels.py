@@ -16,6 +16,7 @@ from tools.mixin_live.panels import (
     has_data,
     panels_of,
     queries_of,
+    silent_annotations,
     substituted,
     variables_of,
 )
@@ -123,6 +124,16 @@ def test_a_panel_has_data_where_each_of_its_queries_has() -> None:
     assert (result.panels, result.panels_with_data) == (3, 1)
     assert result.empty == {"half (2)": "B: no data: none", "bad (1)": "A: parse error: sum("}
     assert prometheus.asked[:2] == [("a", 1600.0), ("a", 1000.0, 1600.0, 5)]
+
+
+def test_an_annotation_that_marks_nothing_is_named() -> None:
+    prometheus = Answers({'a{job=~".+"}': [series("1")], "none": []})
+    asked = [("Good", 'a{job=~"$job"}'), ("Silent", "none"), ("Bad", "sum(")]
+    shown = {**board(), "annotations": {"list": [{"name": name, "expr": text} for name, text in asked]}}
+    assert list(silent_annotations(shown, cast("Prometheus", prometheus), WINDOW)) == [
+        "Silent: no data: none",
+        "Bad: parse error: sum(",
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(BOARDS.glob("*.json")), ids=lambda path: path.stem)

@@ -117,8 +117,8 @@ def test_what_cannot_be_drawn_is_an_error(
 
 
 def test_the_schema_check_names_the_fault(tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text(json.dumps(board(lambda panel: panel.update(titel="x"))), encoding="utf-8")
-    with pytest.raises(frontend.FrontendError, match=r'panel Up: / must NOT have additional properties.*"titel"'):
+    (tmp_path / "bad.json").write_text(json.dumps(board(lambda panel: panel.update(heading="x"))), encoding="utf-8")
+    with pytest.raises(frontend.FrontendError, match=r'panel Up: / must NOT have additional properties.*"heading"'):
         frontend.check_schema([tmp_path / "bad.json"])
 
 

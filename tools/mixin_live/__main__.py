@@ -83,7 +83,10 @@ def run(out: Path, images: Path) -> int:
         report.false_alarms = stage.false_alarms
         report.alerts = results(stage)
         report.boards = {uid: asked(board, stage) for uid, board in boards.items()}
-    window = stage.windows["story"]
+        window = stage.windows["story"]
+        report.silent_annotations = {
+            uid: list(panels.silent_annotations(board, prometheus, window)) for uid, board in boards.items()
+        }
     (folder / "window.json").write_text(json.dumps(asdict(window)), encoding="utf-8")
     report.write(out / "mixin-live.json")
     draw(folder, images)

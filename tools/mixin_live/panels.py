@@ -125,22 +125,36 @@ def check(board: Board, prometheus: Prometheus, window: Window) -> BoardResult:
     count, empty = 0, {}
     for panel in panels_of(board):
         count += 1
-        if problem := "; ".join(filter(None, _problems(board, panel, prometheus, window))):
+        if problem := "; ".join(_problems(board, panel, prometheus, window)):
             empty[f"{panel['title']} ({panel['id']})"] = problem
     return BoardResult(count, empty)
 
 
+def silent_annotations(board: Board, prometheus: Prometheus, window: Window) -> Iterator[str]:
+    """What is wrong with annotations that mark nothing in a time, in one line each."""
+    values = variables_of(board, window)
+    for annotation in board["annotations"]["list"]:
+        name, expression = annotation["name"], annotation["expr"]
+        query = Query(name, "annotation", substituted(expression, values, name), instant=False)
+        if problem := _problem(query, prometheus, window):
+            yield f"{name}: {problem}"
+
+
 def _problems(board: Board, panel: Mapping[str, Any], prometheus: Prometheus, window: Window) -> Iterator[str]:
     for query in queries_of(board, panel, window):
-        try:
-            if query.instant:
-                result = prometheus.query(query.expression, window.end)
-            else:
-                result = prometheus.query_range(query.expression, window.start, window.end, STEP_SECONDS)
-        except QueryError as error:
-            yield f"{query.ref_id}: {error}"
+        if problem := _problem(query, prometheus, window):
+            yield f"{query.ref_id}: {problem}"
+
+
+def _problem(query: Query, prometheus: Prometheus, window: Window) -> str:
+    try:
+        if query.instant:
+            result = prometheus.query(query.expression, window.end)
         else:
-            yield "" if has_data(result) else f"{query.ref_id}: no data: {query.expression}"
+            result = prometheus.query_range(query.expression, window.start, window.end, STEP_SECONDS)
+    except QueryError as error:
+        return str(error)
+    return "" if has_data(result) else f"no data: {query.expression}"
 
 
 def has_data(result: Result) -> bool:

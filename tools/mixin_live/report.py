@@ -30,6 +30,8 @@ class Report:
     """Everything that is judged."""
 
     boards: dict[str, BoardResult] = field(default_factory=dict)
+    silent_annotations: dict[str, list[str]] = field(default_factory=dict)
+    """What is wrong with annotations that mark nothing, by board."""
     alerts: dict[str, AlertResult] = field(default_factory=dict)
     false_alarms: set[str] = field(default_factory=set)
     """Alerts that fired while nothing was wrong."""
@@ -39,6 +41,8 @@ class Report:
         for uid, board in self.boards.items():
             for panel, problem in board.empty.items():
                 yield f"{uid}: {panel}: {problem}"
+        for uid, problems in self.silent_annotations.items():
+            yield from (f"{uid}: annotation {problem}" for problem in problems)
         for name in sorted(self.false_alarms):
             yield f"{name} fired while nothing was wrong"
         good = [name for name, alert in self.alerts.items() if alert.delivered and alert.resolved]

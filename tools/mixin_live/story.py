@@ -30,9 +30,14 @@ _RESOLUTION_SECONDS: Final = 150.0
 _LOAD_EVERY: Final = 0.25
 _POLL_SECONDS: Final = 0.5
 _STALL_SECONDS: Final = 8.0
-_SLOW_HANDSHAKE_SECONDS: Final = 3.0
-"""Less than the 5 s after which vLLM gives a handshake up."""
-_ABANDON_SECONDS: Final = 0.5
+_SLOW_HANDSHAKE_SECONDS: Final = 2.0
+"""Less than the 5 s after which vLLM gives a handshake up, as it does on a busy machine all the same: the next request
+has the first handshake then."""
+_ATTEMPTS: Final = 4
+_ATTEMPT_SECONDS: Final = 25.0
+_UNMATCHED: Final = 4
+"""So many wait at a time; each until its client gives up."""
+_ABANDON_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = LEASE_SECONDS + 2.0
 _STALLED: Final = 8
 _DOOMED: Final = 30
@@ -223,7 +228,7 @@ def _push_faults(stage: Stage) -> None:
             stage,
             _PUSH,
             lambda: scene.pair("pull-prefill", "push-decode"),
-            unmatched,
+            *[unmatched] * _UNMATCHED,
             lambda: scene.request("push-decode"),
             scan,
         )
@@ -266,10 +271,12 @@ def _kill(stage: Stage) -> None:
         with _decoding(scene, doomed):
             stage.wait(lambda: all(map(delivered, _KILLED)), _DELIVERY_SECONDS)
         scene.restart("pull-prefill")
-        first = _prefilled(scene, 1)
-        with scene.standing_still("pull-prefill"), _decoding(scene, first):
-            time.sleep(_SLOW_HANDSHAKE_SECONDS)
-    stage.wait(lambda: all(map(delivered, _SLOW)), _DELIVERY_SECONDS)
+        for _ in range(_ATTEMPTS):
+            first = _prefilled(scene, 1)
+            with scene.standing_still("pull-prefill"), _decoding(scene, first):
+                time.sleep(_SLOW_HANDSHAKE_SECONDS)
+            if stage.wait(lambda: all(map(delivered, _SLOW)), _ATTEMPT_SECONDS):
+                break
 
 
 def _rollout(stage: Stage) -> None:
