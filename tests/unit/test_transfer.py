@@ -249,7 +249,9 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
 
 def test_without_metrics_no_transfer_is_kept() -> None:
     """The step that would sum them up has nothing to send, and takes none."""
-    telemetry = Telemetry(Settings(metrics=False, traces=False, logs=False), TransferMode.PULL, {})
+    telemetry = Telemetry(
+        Settings.load({"telemetry": {"metrics": False, "traces": False, "logs": False}}, {}), TransferMode.PULL, {}
+    )
     table = TransferTable(telemetry)
     _fail(table, 5)
     telemetry.close()
