@@ -38,7 +38,7 @@ def total(counter: str) -> str:
 
 def events(counter: str) -> str:
     """How often something was counted in the time shown. Prometheus extrapolates; what happened is a whole number."""
-    return f"ceil(sum(increase({counter}[$__range])))"
+    return f"round(sum(increase({counter}[$__range])))"
 
 
 def quantiles(histogram: str, legend: str = "", *, by: str = "", other: float = 0.99) -> list[Query]:

@@ -2,9 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """What a transfer is made of: delays, descriptors, blocks and bytes; by the suite, and by vLLM itself."""
 
+from typing import Final
+
 from dashboards import config
 from dashboards.house import Panel, heatmap, timeseries
 from dashboards.queries import Query, quantiles, rates
+
+_SUCCEEDED: Final = 'nixl_transfer_duration_seconds_count{SELECTED, error_type=""}'
+"""Of those that failed, nothing is counted that was moved."""
 
 
 def made_of() -> list[Panel]:
@@ -23,7 +28,7 @@ def made_of() -> list[Panel]:
             "Descriptors per transfer",
             "After NIXL merged neighbours. Many small ones are slow: the KV lies scattered.",
             "short",
-            _per("nixl_transfer_descriptors_total", "nixl_transfers_posted_total"),
+            _per("nixl_transfer_descriptors_total{SELECTED}", _SUCCEEDED),
             colours=config.OF_DIRECTION,
             span=6,
         ),
@@ -31,7 +36,7 @@ def made_of() -> list[Panel]:
             "Blocks per transfer",
             "Kernel blocks, over all KV cache groups.",
             "short",
-            _per("nixl_transfer_blocks_total", "nixl_transfers_posted_total"),
+            _per("nixl_transfer_blocks_total{SELECTED}", _SUCCEEDED),
             colours=config.OF_DIRECTION,
             span=6,
         ),
@@ -39,7 +44,7 @@ def made_of() -> list[Panel]:
             "Bytes per block",
             "The block size, as it is on the wire.",
             "bytes",
-            _per("nixl_transfer_bytes_total", "nixl_transfer_blocks_total"),
+            _per("nixl_transfer_bytes_total{SELECTED}", "nixl_transfer_blocks_total{SELECTED}"),
             colours=config.OF_DIRECTION,
             span=6,
         ),
@@ -81,6 +86,6 @@ def vllm() -> list[Panel]:
 
 
 def _per(quantity: str, whole: str) -> Query:
-    """How much of one counter there is for one of another, while there is any."""
-    some, all_ = (rates(f"{counter}{{SELECTED}}", by="direction") for counter in (quantity, whole))
+    """How much of one counter there is for one of another, while there is any; both with their matchers."""
+    some, all_ = (rates(counter, by="direction") for counter in (quantity, whole))
     return Query(f"{some.expr} / ({all_.expr} > 0)", some.legend)

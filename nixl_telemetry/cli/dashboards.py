@@ -102,6 +102,8 @@ def _write(files: dict[str, str], folder: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
+        except (FileExistsError, NotADirectoryError):
+            raise CommandError(f"{path} cannot be written: --out {folder} must be a folder, or new") from None
         except OSError as error:
             raise CommandError(f"{path} cannot be written: {error.strerror}") from None
         typer.echo(f"wrote {path}", err=True)

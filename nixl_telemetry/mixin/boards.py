@@ -49,7 +49,7 @@ def build_boards(options: BoardOptions) -> dict[str, Board]:
 def threshold(config: MixinConfig, knob: str) -> float:
     """The value at which a panel changes its colour, of a setting of the alerts."""
     if knob == "transfer_objective":
-        return round(1 - config.transfer_objective, 9)  # what is shown is what fails
+        return float(f"{1 - config.transfer_objective:g}")  # what is shown is what fails
     value = getattr(config, knob)
     return value.seconds if isinstance(value, Duration) else float(value)
 
@@ -138,9 +138,13 @@ def _choose(board: Board, options: BoardOptions) -> None:
 def _set_thresholds(board: Board, knobs: Mapping[str, list[str | None]], config: MixinConfig) -> None:
     """``knobs`` has a setting for each step above the first of some panels, or ``None`` for a step that stays."""
     for panel in board["panels"]:
-        for step, knob in zip(_steps(panel), knobs.get(str(panel["id"]), ()), strict=False):
+        steps = _steps(panel)
+        for step, knob in zip(steps, knobs.get(str(panel["id"]), ()), strict=False):
             if knob:
                 step["value"] = threshold(config, knob)
+        # Grafana takes the last step before the first that is too high: the worse colour wins where they change places.
+        for step, worse in zip(steps[-2::-1], steps[:0:-1], strict=False):
+            step["value"] = min(step["value"], worse["value"])
 
 
 def _steps(panel: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from nixl_telemetry.mixin.duration import Duration
 
@@ -18,6 +18,12 @@ def _is_label(name: str) -> str:
     if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name):
         raise ValueError("it must be the name of a label, such as job or namespace")
     return name
+
+
+def _is_prefix(prefix: str) -> str:
+    if not re.fullmatch("([A-Z][a-z0-9]+)*", prefix):
+        raise ValueError("it must be one or more words of a capital and small letters or digits, such as Staging")
+    return prefix
 
 
 def _is_url(url: str) -> str:
@@ -83,9 +89,8 @@ class MixinConfig(BaseModel):
         description="Further labels that keep deployments apart, separated by commas, such as `cluster` where one "
         "Prometheus has several.",
     )
-    alert_prefix: str = Field(
+    alert_prefix: Annotated[str, AfterValidator(_is_prefix)] = Field(
         default="",
-        pattern="^([A-Z][a-z0-9]+)*$",
         description="In front of each alert's name, for a second copy of the rules. All begin with `Nixl` anyway.",
     )
     runbook_url: Annotated[Url, AfterValidator(_has_alert)] = Field(
@@ -172,7 +177,9 @@ class MixinConfig(BaseModel):
         description="The usual four: 2 % of a 30-day budget in an hour, 5 % in 6 hours, 10 % in a day, 10 % in 3 days.",
     )
     burn_floor: Count = Field(
-        default=100, description="Transfers in the long window: of fewer, one that fails would be more than the budget."
+        default=5,
+        description="Transfers that failed in the long window: in a small fleet a single one is more than the budget, "
+        "and nobody is woken for one.",
     )
     transfer_window: Duration = lasting("10m", "Long enough for a percentile, short enough to notice an end.")
     transfer_floor: Count = Field(
@@ -231,6 +238,11 @@ class MixinConfig(BaseModel):
     targets_down_share: Ratio = Field(
         default=0.4, description="The rest cannot carry the load of so many; and of one P and one D, one is enough."
     )
+    target_memory: Duration = lasting(
+        "1d",
+        "So long after it was last seen an instance counts among those that are down; one that has not been seen yet "
+        "loads its model. What was taken away on purpose is no target any more.",
+    )
     targets_down_for: Duration = lasting(
         "5m", "A restart of the one P of a pair may take minutes; nothing is served meanwhile."
     )
@@ -245,6 +257,15 @@ class MixinConfig(BaseModel):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [entry.strip() for entry in value.split(",") if entry.strip()] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _tiers_are_in_order(self) -> Self:
+        if self.handshake_failure_warning >= self.handshake_failure_critical:
+            raise ValueError(
+                f"handshake_failure_warning={self.handshake_failure_warning:g}: it must be less than "
+                f"handshake_failure_critical, which is {self.handshake_failure_critical:g}"
+            )
+        return self
 
     def by(self, *labels: str) -> str:
         """Labels that a query groups by: those of a deployment and its model, and ``labels``."""
@@ -291,4 +312,6 @@ class MixinConfig(BaseModel):
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
             problem = first["msg"].removeprefix("Value error, ")
-            raise MixinConfigError(f"{key}={first['input']!r}: {problem}") from None
+            if first["type"] == "tuple_type":
+                problem = "it must be a list, in the file of --config"
+            raise MixinConfigError(f"{key}={first['input']!r}: {problem}" if key else problem) from None

@@ -208,7 +208,7 @@ class Transfer:
             self._hold_blocks(request)
             request.transfer_ended()
         table = self.table
-        table.ended.append(self)
+        table.keep(self)
         counted = self.counted
         # One that could not be prepared counts as posted, so that the numbers add up.
         level = (counted.in_flight, -1) if self.posted else (counted.posted, 1)
@@ -346,8 +346,9 @@ class TransferTable:
         self._read = Counted(telemetry, Direction.READ)
         self._written = Counted(telemetry, Direction.WRITE)
         self._transfers: dict[int, Transfer] = {}
-        self.ended: Final[deque[Transfer]] = deque()
-        """Those that ended in this step: no more than were under way."""
+        self._ended: Final[deque[Transfer]] = deque()
+        """Those that ended in this step."""
+        self._is_counted = telemetry.settings.metrics
         telemetry.watch(self._look)
         telemetry.sum_up(self._report)
 
@@ -458,11 +459,20 @@ class TransferTable:
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
 
+    def keep(self, transfer: Transfer) -> None:
+        """A transfer has ended: have what it moved summed up with the step, if anybody takes the sum."""
+        if not self._is_counted:
+            return
+        if len(self._ended) < self.LIMIT:
+            self._ended.append(transfer)
+        else:
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
+
     @guarded
     def _report(self) -> None:
         """Record what the transfers of a step moved, on the engine's thread."""
         # Only what is there now: in push, the writer's thread may add those that could not be prepared.
-        ended = [self.ended.popleft() for _ in range(len(self.ended))]
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
         self.peers.transferred(one for one in ended if one.posted)
         moved = [one for one in ended if one.error is None]
         for counted in (self._read, self._written):

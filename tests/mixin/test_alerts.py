@@ -18,6 +18,7 @@ import yaml
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.rules import build_alerts, build_rules, prometheus_rule, rules_file
 from tests.mixin.case import Case, Kind, promtool_file
+from tests.mixin.cases import instances
 from tests.mixin.promql import selectors
 from tools.generate_mixin import FILES
 
@@ -68,10 +69,20 @@ def promtool(*arguments: str | Path) -> str:
 @pytest.mark.parametrize("area", AREAS)
 def test_alerts_fire_when_they_must_and_only_then(area: str, tmp_path: Path) -> None:
     """All cases of an area, over its rules as they are committed."""
-    groups = [group for group in COMMITTED if group["name"] in {f"nixl-{area}", f"nixl-{area}.rules"}]
+    _run(COMMITTED, area, CASES[area], tmp_path)
+
+
+def test_a_target_is_judged_by_its_own_job_where_the_namespace_says_what_belongs_together(tmp_path: Path) -> None:
+    groups = build_rules(instances.BY_NAMESPACE[0].config)
+
+    _run(groups, "instances", instances.BY_NAMESPACE, tmp_path)
+
+
+def _run(rules: list[dict[str, Any]], area: str, all_cases: tuple[Case, ...], tmp_path: Path) -> None:
+    groups = [group for group in rules if group["name"] in {f"nixl-{area}", f"nixl-{area}.rules"}]
     (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}), encoding="utf-8")
     files = []
-    for step, cases in groupby(sorted(CASES[area], key=lambda case: case.step), lambda case: case.step):
+    for step, cases in groupby(sorted(all_cases, key=lambda case: case.step), lambda case: case.step):
         path = tmp_path / f"{step}.test.json"
         path.write_text(json.dumps(promtool_file(cases, groups, "rules.json", step)), encoding="utf-8")
         files.append(path)

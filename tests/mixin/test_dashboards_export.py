@@ -180,6 +180,15 @@ def test_thresholds_follow_the_settings_of_the_alerts(tmp_path: Path) -> None:
     assert steps("Share that fails, by direction") == [None, 0.05]
 
 
+def test_steps_that_change_places_have_the_worse_colour() -> None:
+    """More may fail by the objective than the other alert allows; Grafana wants steps that rise."""
+    board = build_boards(BoardOptions(config=MixinConfig.load({"transfer_objective": 0.8})))["nixl-transfers"]
+    (panel,) = (each for each in board["panels"] if each["title"] == "Transfers that fail")
+
+    steps = [(step["value"], step["color"]) for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+    assert steps == [(None, "green"), (0.05, "orange"), (0.05, "red")]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -225,7 +234,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
     message = refused(export("--out", tmp_path / "file"))
 
-    assert message == f"error: {tmp_path}/file/nixl-handshakes.json cannot be written: File exists"
+    assert message == (
+        f"error: {tmp_path}/file/nixl-handshakes.json cannot be written: --out {tmp_path}/file must be a folder, or new"
+    )
 
 
 def test_the_list_has_every_board() -> None:

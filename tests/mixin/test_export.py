@@ -65,12 +65,17 @@ def test_what_is_no_duration_is_refused(value: object) -> None:
         ({"transfer_floor": "nan"}, "transfer_floor='nan': Input should be a finite number"),
         ({"job_label": "a b"}, "job_label='a b': it must be the name of a label"),
         ({"group_labels": "cluster,a-b"}, "group_labels.1='a-b': it must be the name of a label"),
-        ({"alert_prefix": "my"}, "alert_prefix='my': String should match pattern"),
+        ({"alert_prefix": "my"}, "alert_prefix='my': it must be one or more words of a capital"),
         (
             {"runbook_url": "https://docs.example.com"},
             "runbook_url='https://docs.example.com': it must have {alert} in it",
         ),
         ({"grafana_url": "grafana"}, "grafana_url='grafana': it must be an http or https URL"),
+        ({"burn_windows": "1h"}, "burn_windows='1h': it must be a list, in the file of --config"),
+        (
+            {"handshake_failure_warning": "0.5"},
+            "handshake_failure_warning=0.5: it must be less than handshake_failure_critical, which is 0.5",
+        ),
         ({"burn_windows": [{"severity": "page"}]}, "burn_windows.0.severity='page': Input should be 'critical', 'warn"),
     ],
 )

@@ -2,7 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """A transfer's span, metrics and log line, for every way in which it can end."""
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -10,7 +12,10 @@ import pytest
 
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.clock import now_ns
+from nixl_telemetry.signals.semconv import TransferMode
+from nixl_telemetry.signals.telemetry import Telemetry
 from tests.support.observed import Observed
 
 DURATION = "nixl_transfer_duration_seconds"
@@ -223,6 +228,69 @@ def test_the_table_is_bounded(observed: Observed, table: TransferTable, monkeypa
 
     assert len(table._transfers) == 2
     assert observed.updates() == {("nixl_telemetry_dropped_total", "traces"): 3}
+
+
+def _fail(table: TransferTable, times: int) -> None:
+    for _ in range(times):
+        table.setup_failed("READ", (), now_ns(), RuntimeError("no such agent"))
+
+
+def test_transfers_that_nobody_sums_up_are_not_kept(
+    observed: Observed, table: TransferTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that does not come does not grow the table for ever; what was left out is counted."""
+    monkeypatch.setattr(TransferTable, "LIMIT", 2)
+    _fail(table, 5)
+
+    assert len(table._ended) == 2
+    assert observed.updates()["nixl_telemetry_dropped_total", "metrics"] == 3
+    assert len(table._ended) == 0
+
+
+def test_without_metrics_no_transfer_is_kept() -> None:
+    """The step that would sum them up has nothing to send, and takes none."""
+    telemetry = Telemetry(
+        Settings.load({"telemetry": {"metrics": False, "traces": False, "logs": False}}, {}), TransferMode.PULL, {}
+    )
+    table = TransferTable(telemetry)
+    _fail(table, 5)
+    telemetry.close()
+
+    assert len(table._ended) == 0
+    assert telemetry.drain() is None
+
+
+def test_two_threads_lose_nothing_and_count_nothing_twice(observed: Observed, table: TransferTable) -> None:
+    """In push the writer's thread ends transfers while the engine's ends others and drains."""
+    count, summed = 500, Counter[tuple[str, ...]]()
+
+    def engine() -> None:
+        for handle in range(count):
+            table.prepared("READ", (), now_ns(), handle)
+            table.posting(handle)
+            table.done(handle, NIXL_RESULT)
+            table.take(handle)
+            drain()
+
+    def drain() -> None:
+        for name, series in (observed.telemetry.drain() or {}).items():
+            for key, value in series.items():
+                summed[name, key] += len(value) if isinstance(value, list) else value
+
+    writer = threading.Thread(target=_fail, args=(table, count))
+    table.current.request = None
+    writer.start()
+    engine()
+    writer.join()
+    drain()
+    observed.settle()
+
+    assert summed[POSTED, "read"] == 2 * count
+    assert summed[IN_FLIGHT, "read"] == 0
+    assert summed[DURATION, "read\x1f"] == summed[DELAY, "read"] == count
+    assert summed[DURATION, "read\x1ftransfer_setup"] == count
+    assert summed["nixl_transfer_bytes_total", "read"] == count * NIXL_RESULT.totalBytes
+    assert summed[PEER_TRANSFERS, "unknown\x1f"] == count
 
 
 def test_handles_are_not_kept_alive(table: TransferTable) -> None:

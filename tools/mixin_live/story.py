@@ -55,7 +55,7 @@ def config() -> MixinConfig:
             # In a window of seconds there are few requests, and a pair that fits has one handshake.
             "handshake_floor": 1,
             "transfer_floor": 10,
-            "burn_floor": 20,
+            "burn_floor": 2,
             "decode_floor": 4,
             "lease_floor": 4,
             "push_floor": 4,

@@ -103,7 +103,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
 
 
 def _burn(c: MixinConfig, burn: BurnWindow) -> Alert:
-    too_fast = f"({burn.factor:g} * {round(1 - c.transfer_objective, 9):g})"
+    too_fast = f"({burn.factor:g} * {1 - c.transfer_objective:g})"
     return Alert(
         "NixlTransferErrorBudgetBurn",
         burn.severity,
@@ -113,11 +113,11 @@ def _burn(c: MixinConfig, burn: BurnWindow) -> Alert:
         and
         {transfer_failures(c, burn.short)} > {too_fast}
         and
-        {transfers(c, burn.long)} >= {c.burn_floor:g}
+        {transfer_failures(c, burn.long)} * {transfers(c, burn.long)} >= {c.burn_floor:g}
         """,
         "Transfers use up their error budget too fast.",
         f"{{{{ $value | humanizePercentage }}}} of the transfers of {model_in_job(c)} failed in the last {burn.long}: "
-        f"the budget of {round(100 - 100 * c.transfer_objective, 7):g} % burns {burn.factor:g} times too fast or more.",
+        f"the budget of {100 - 100 * c.transfer_objective:g} % burns {burn.factor:g} times too fast or more.",
         _BOARD,
         ("transfer_objective", "burn_windows", "burn_floor"),
         labels=(("window", str(burn.long)),),
