@@ -18,6 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest_plugins = ["tests.support.observed"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `-n`, a file's tests stay in one process, and all that start real servers do: memory is for one fleet."""
     for item in items:
