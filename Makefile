@@ -143,7 +143,7 @@ mixin: promtool check-generated ## the alerts, runbooks and dashboards (under a 
 	@$(BIN)/pytest -m 'not live' tests/mixin
 
 test: venv router contract older promtool lint type check-generated docs ## everything: all checks and all tests (CI runs this)
-	@$(BIN)/pytest -m 'not live' -n 2 --dist loadgroup
+	@$(BIN)/pytest -m 'not live' -n 2 --dist loadgroup --no-loadscope-reorder
 
 soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away and comes back
 	@NIXLTEL_TESTBED_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/e2e/test_soak.py
