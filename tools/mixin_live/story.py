@@ -31,10 +31,7 @@ _LOAD_EVERY: Final = 0.25
 _POLL_SECONDS: Final = 0.5
 _STALL_SECONDS: Final = 8.0
 _SLOW_HANDSHAKE_SECONDS: Final = 2.0
-"""Less than the 5 s after which vLLM gives a handshake up, as it does on a busy machine all the same: the next request
-has the first handshake then."""
-_ATTEMPTS: Final = 4
-_ATTEMPT_SECONDS: Final = 25.0
+"""Less than the 5 s after which vLLM gives a handshake up."""
 _UNMATCHED: Final = 4
 """So many wait at a time; each until its client gives up."""
 _ABANDON_SECONDS: Final = 1.0
@@ -54,7 +51,7 @@ def config() -> MixinConfig:
             "transfer_window": Duration.parse("30s"),
             # In a window of seconds there are few requests, and a pair that fits has one handshake.
             "handshake_floor": 1,
-            "transfer_floor": 10,
+            "transfer_floor": 4,
             "burn_floor": 2,
             "decode_floor": 4,
             "lease_floor": 4,
@@ -254,12 +251,7 @@ def _stall(stage: Stage) -> None:
     """The prefill instance stands still while its KV is read."""
     scene = stage.scene
 
-    def stall() -> None:
-        waiting = _prefilled(scene, _STALLED)
-        with scene.standing_still("pull-prefill"), _decoding(scene, waiting):
-            time.sleep(_STALL_SECONDS)
-
-    _provoke(stage, _STALL, stall)
+    _provoke(stage, _STALL, lambda: _decode_meanwhile(scene, _prefilled(scene, _STALLED), _STALL_SECONDS))
 
 
 def _kill(stage: Stage) -> None:
@@ -271,12 +263,8 @@ def _kill(stage: Stage) -> None:
         with _decoding(scene, doomed):
             stage.wait(lambda: all(map(delivered, _KILLED)), _DELIVERY_SECONDS)
         scene.restart("pull-prefill")
-        for _ in range(_ATTEMPTS):
-            first = _prefilled(scene, 1)
-            with scene.standing_still("pull-prefill"), _decoding(scene, first):
-                time.sleep(_SLOW_HANDSHAKE_SECONDS)
-            if stage.wait(lambda: all(map(delivered, _SLOW)), _ATTEMPT_SECONDS):
-                break
+        _decode_meanwhile(scene, _prefilled(scene, 1), _SLOW_HANDSHAKE_SECONDS)
+        stage.wait(lambda: all(map(delivered, _SLOW)), _DELIVERY_SECONDS)
 
 
 def _rollout(stage: Stage) -> None:
@@ -311,10 +299,17 @@ def _prefilled(scene: Scene, count: int) -> list[Handover]:
 @contextmanager
 def _decoding(scene: Scene, handovers: Sequence[Handover]) -> Iterator[None]:
     """Requests of the decode instance, all at once, that have an answer or a failure at the end."""
-    with ThreadPoolExecutor(max(1, len(handovers))) as pool, ExitStack() as stack:
+    with ThreadPoolExecutor(max(1, len(handovers))) as pool:
         for handover in handovers:
-            stack.callback(pool.submit(scene.decode, "pull-decode", handover).result)
+            pool.submit(scene.decode, "pull-decode", handover)
         yield
+
+
+def _decode_meanwhile(scene: Scene, handovers: Sequence[Handover], seconds: float) -> None:
+    """Requests of the decode instance while the prefill instance stands still, which end when it goes on."""
+    with ExitStack() as answered, scene.standing_still("pull-prefill"):
+        answered.enter_context(_decoding(scene, handovers))
+        time.sleep(seconds)
 
 
 ACTS: Final = (

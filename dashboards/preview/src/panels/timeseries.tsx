@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-import { DataFrame, FieldType, PanelProps } from '@grafana/data';
+import { applyNullInsertThreshold, DataFrame, FieldType, PanelProps } from '@grafana/data';
 import { TimeSeries } from '@grafana/ui';
 import { useMemo } from 'react';
 
@@ -11,7 +11,7 @@ const LEGEND = { calcs: [], showLegend: true, displayMode: 'list', placement: 'b
 export function TimeSeriesPanel(props: PanelProps<any>) {
   record('timeseries', props);
   const { data, width, height, timeRange, timeZone, options } = props;
-  const frames = useMemo(() => data.series.map(finite), [data.series]);
+  const frames = useMemo(() => data.series.map(withGaps), [data.series]);
   if (!frames.length) {
     return <Empty {...props} />;
   }
@@ -19,12 +19,12 @@ export function TimeSeriesPanel(props: PanelProps<any>) {
   return <TimeSeries {...{ frames, width, height, timeRange, timeZone, options, legend }} />;
 }
 
-/** A quantile of nothing is NaN, which Grafana's panel takes for a gap before it draws. */
-function finite(frame: DataFrame): DataFrame {
+/** Gaps where a quantile is one of nothing, NaN, and where samples are missing: the component sees the first frame's. */
+function withGaps(frame: DataFrame): DataFrame {
   const fields = frame.fields.map((field) =>
     field.type === FieldType.number
       ? { ...field, values: field.values.map((value) => (Number.isFinite(value) ? value : null)) }
       : field
   );
-  return { ...frame, fields };
+  return applyNullInsertThreshold({ frame: { ...frame, fields } });
 }
