@@ -143,7 +143,13 @@ mixin: promtool check-generated ## the alerts, runbooks and dashboards (under a 
 	@$(BIN)/pytest -m 'not live' tests/mixin
 
 test: venv router contract older promtool lint type check-generated docs ## everything: all checks and all tests (CI runs this)
-	@$(BIN)/pytest -m 'not live' -n 2 --dist loadgroup
+	@# The tests without servers run where those with servers wait, and are shown after them.
+	@beside=$$(mktemp); trap 'rm -f "$$beside"' EXIT; \
+	$(BIN)/pytest -m 'not e2e and not live' >"$$beside" 2>&1 & \
+	$(BIN)/pytest -m e2e && servers=0 || servers=$$?; \
+	wait $$! && others=0 || others=$$?; \
+	cat "$$beside"; \
+	exit $$((servers || others))
 
 soak: venv ## requests for an hour (SOAK_SECONDS), while the collector goes away and comes back
 	@NIXLTEL_TESTBED_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/pytest tests/e2e/test_soak.py

@@ -4,7 +4,6 @@
 
 import signal
 
-import pytest
 from hypothesis import settings
 
 # Real servers may run on the same two cores: time limits on examples would only measure them.
@@ -16,10 +15,3 @@ settings.load_profile("shared-machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.support.observed"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n`, a file's tests stay in one process, and all that start real servers do: memory is for one fleet."""
-    for item in items:
-        group = "servers" if "/tests/e2e/" in str(item.path) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
