@@ -36,10 +36,10 @@ def _installed() -> None:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
-    """One that has scraped itself."""
+    """One that has scraped itself for longer than a step of a query."""
     with Prometheus(tmp_path / "prometheus", alertmanager="127.0.0.1:1") as server:
         server.set_targets({"prometheus": server.url.removeprefix("http://")})
-        assert wait_until(lambda: len(server.query("up == 1", time.time())) == 1, 30)
+        assert wait_until(lambda: len(server.query("count_over_time(up[1m]) > 7", time.time())) == 1, 30)
         yield server
 
 

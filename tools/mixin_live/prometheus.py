@@ -59,6 +59,7 @@ class Prometheus:
                 f"--storage.tsdb.retention.time={_RETENTION}",
                 f"--web.listen-address={address}",
                 f"--web.external-url={self.url}",
+                "--rules.alert.resend-delay=5s",  # by default a minute, should the first one be lost
                 "--log.level=warn",
             ],
             work_dir=folder,
