@@ -29,7 +29,8 @@ _DELIVERY_SECONDS: Final = 100.0
 _RESOLUTION_SECONDS: Final = 150.0
 _LOAD_EVERY: Final = 0.25
 _POLL_SECONDS: Final = 0.5
-_STALL_SECONDS: Final = 8.0
+_STALL_SECONDS: Final = 15.0
+"""The alert wants 1 s of age and 5 s of pending, beside the delays of scrapes, rules and engine steps."""
 _SLOW_HANDSHAKE_SECONDS: Final = 2.0
 """Less than the 5 s after which vLLM gives a handshake up."""
 _UNMATCHED: Final = 4
