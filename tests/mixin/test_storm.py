@@ -5,7 +5,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.rules import rules_file
 from nixl_telemetry.testbed import LOOPBACK
+from tests.support.peers import wait_until
 from tools.mixin_live.alertmanager import Alertmanager
 from tools.mixin_live.prometheus import Prometheus
 from tools.mixin_live.webhook import Webhook
@@ -108,13 +109,6 @@ def _handler(instance: Instance) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not (fulfilled := condition()) and time.monotonic() < end:
-        time.sleep(0.5)
-    return fulfilled
-
-
 def _alerts(address: str) -> list[dict[str, Any]]:
     alerts: list[dict[str, Any]] = httpx.get(f"http://{address}/api/v2/alerts", trust_env=False).json()
     return alerts
@@ -143,8 +137,8 @@ def test_fifty_mixed_instances_are_one_notification_for_each_cause(tmp_path: Pat
     ):
         prometheus.set_targets({address: address for address in instances})
 
-        assert _wait_for(lambda: webhook.names() >= CAUSES, 60), webhook.names()
-        assert _wait_for(lambda: _suppressed(alertmanager.address) >= HELD_BACK, 90), _suppressed(alertmanager.address)
+        assert wait_until(lambda: webhook.names() >= CAUSES, 60), webhook.names()
+        assert wait_until(lambda: _suppressed(alertmanager.address) >= HELD_BACK, 90), _suppressed(alertmanager.address)
         time.sleep(5)  # as long as two groups' intervals
 
         assert webhook.names() == CAUSES
