@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import metadata
 
 from nixl_telemetry.compat.factors import digest
 from nixl_telemetry.compat.statement import Geometry, Statement, decode, encode
+from nixl_telemetry.operations import compatibility
 from nixl_telemetry.operations.compatibility import Compatibility
 from nixl_telemetry.seam.payload import Payload, add_statement
 from tests.seam.conftest import agent_metadata
@@ -24,8 +25,9 @@ REJECTIONS: Final = "nixl_handshake_rejections_total"
 
 
 @pytest.fixture
-def worker(observed: Observed, pull_worker: Any) -> Any:
-    """A decode worker that knows its factors."""
+def worker(observed: Observed, pull_worker: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A decode worker that knows its factors, and has the time to search for a peer's on a busy machine."""
+    monkeypatch.setattr(compatibility, "_SEARCH_SECONDS", 20.0)
     tell(observed, pull_worker, statement(kv_role="kv_consumer"))
     return pull_worker
 
