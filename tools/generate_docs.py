@@ -521,7 +521,7 @@ def _label_rows() -> Iterator[tuple[str, str, str]]:
                 users.setdefault(label, []).append(metric.name)
     for label, names in users.items():
         values = ", ".join(f"`{value}`" if value else "(empty)" for value in label.values)
-        yield f"`{label.name}`", codes(names), values
+        yield f"`{label.name}`", codes(names), values + (", …" if label.is_open else "")
 
 
 def _bucket_rows() -> Iterator[tuple[str, str]]:

@@ -172,7 +172,7 @@ class PushMatches:
             waiting = list(halves.items())
             # In the order in which they came.
             oldest = (waiting[0][1].start_ns + unix_offset_ns()) / 1e9 if waiting else 0.0
-            self.telemetry.record_state(PUSH_OLDEST, side, value=oldest)
+            self.telemetry.record_state(PUSH_OLDEST, side, self.telemetry.rank, value=oldest)
             told = 0
             for request_id, half in waiting if limit_ns else ():
                 if half.start_ns > latest or told >= _TOLD_AT_ONCE:

@@ -483,7 +483,8 @@ class TransferTable:
         """Tell since when the oldest is in flight, on the export thread."""
         starts = [one.start_ns for one in list(self._transfers.values()) if one.posted and not one.end_ns]
         oldest = (min(starts) + unix_offset_ns()) / 1e9 if starts else 0.0
-        self.telemetry.record_state(TRANSFER_OLDEST, DIRECTION_OF_MODE[self.telemetry.mode], value=oldest)
+        direction = DIRECTION_OF_MODE[self.telemetry.mode]
+        self.telemetry.record_state(TRANSFER_OLDEST, direction, self.telemetry.rank, value=oldest)
 
     def _finish(self, handle: object, error: ErrorType, message: str) -> None:
         transfer = self._transfers.get(_key(handle))

@@ -40,7 +40,7 @@ class Kind(StrEnum):
     INFO = "info"
     """A gauge that is 1 for the labels in force."""
     STATE = "state"
-    """A gauge whose latest value counts; the first rank of an engine tells it."""
+    """A gauge whose latest value counts, whoever told it."""
     HISTOGRAM = "histogram"
     """Observations are collected."""
 
@@ -51,7 +51,9 @@ class Label:
 
     name: str
     values: tuple[str, ...] = ()
-    """The closed set of values; empty for a set that is only known at run time."""
+    """The values that there are from the start; empty where none is known before run time."""
+    is_open: bool = False
+    """Whether there may be others than these."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ TRANSFER_ERRORS: Final = (ErrorType.TRANSFER_SETUP, ErrorType.TRANSFER_FAILED, E
 
 _FACTOR: Final = Label("factor", (*FACTOR_NAMES, UNKNOWN_FACTOR))
 _DIRECTION: Final = Label("direction", tuple(Direction))
+_RANK: Final = Label("rank", ("0",), is_open=True)
+"""Of a state that differs between the ranks of an engine: each tells its own."""
 _SIGNAL: Final = Label("signal", tuple(Signal))
 
 # vLLM gives a handshake 5 s for each answer; NIXL posts small reads in microseconds and moves gigabytes in seconds.
@@ -225,9 +229,9 @@ TRANSFERS_IN_FLIGHT: Final = Metric(
 TRANSFER_OLDEST: Final = Metric(
     "nixl_transfer_oldest_start_timestamp_seconds",
     Kind.STATE,
-    "When the oldest transfer in flight was posted, as Unix time; 0 while none is. Looked at once a second.",
+    "When a rank's oldest transfer in flight was posted, as Unix time; 0 while none is. Looked at once a second.",
     "initiator",
-    (_DIRECTION,),
+    (_DIRECTION, _RANK),
 )
 _PEER: Final = Label("peer")
 PEER_TRANSFERS: Final = Metric(
@@ -355,9 +359,9 @@ PUSH_UNMATCHED: Final = Metric(
 PUSH_OLDEST: Final = Metric(
     "nixl_push_unmatched_oldest_timestamp_seconds",
     Kind.STATE,
-    "Since when the oldest of them waits, as Unix time; 0 while none does. Looked at once a second.",
+    "Since when a rank's oldest of them waits, as Unix time; 0 while none does. Looked at once a second.",
     "P, push",
-    (Label("side", tuple(PushSide)),),
+    (Label("side", tuple(PushSide)), _RANK),
 )
 INVALID_KV: Final = Metric(
     "nixl_invalid_kv_total",

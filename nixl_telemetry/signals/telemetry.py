@@ -49,7 +49,8 @@ class Telemetry:
         self.settings: Final = settings
         self.mode: Final = mode
         self._has_metrics = settings.metrics
-        self._is_first_rank = attributes.get(semconv.RANK, 0) == 0
+        self.rank: Final = str(attributes.get(semconv.RANK, 0))
+        """Label value of states that each rank of an engine tells for itself."""
         self._states: dict[tuple[str, ...], float] = {}
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)
@@ -86,9 +87,9 @@ class Telemetry:
         return self._recorder.series(metric, labels)
 
     def record_state(self, metric: Metric, *labels: str, value: float) -> None:
-        """Record what a state is now, if it was another before. The first rank of an engine speaks for all."""
+        """Record what a state is now, if it was another before."""
         key = (metric.name, *labels)
-        if self._is_first_rank and self._states.get(key, 0.0) != value:
+        if self._states.get(key, 0.0) != value:
             self._states[key] = value
             self.record(metric, *labels, value=value)
 

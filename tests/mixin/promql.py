@@ -128,9 +128,12 @@ def _made(node: Any) -> frozenset[str]:
 
 def _of_both_sides(operator: str, modifier: Any, labels: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Labels that the sides of an operator need to have, if its result is to have ``labels``."""
-    on = frozenset(modifier.matching.labels if modifier and modifier.matching else ())
+    matching = modifier and modifier.matching
+    listed = frozenset(matching.labels if matching else ())
+    # A label that is ignored is one that the left side has and the right one has not.
+    on, ignored = (frozenset(), listed) if str(matching).startswith("ignoring") else (listed, frozenset())
     if operator in {"and", "unless"}:  # what is on the right only decides
-        return labels | on, on
+        return labels | on | ignored, on
     if modifier is None:
         return labels, labels
     copied = frozenset(modifier.group_labels or ())

@@ -7,7 +7,14 @@ import re
 
 import pytest
 
-from nixl_telemetry.signals.catalogue import CATALOGUE, HANDSHAKE_DURATION, TRANSFER_DURATION, Kind, Metric
+from nixl_telemetry.signals.catalogue import (
+    CATALOGUE,
+    HANDSHAKE_DURATION,
+    TRANSFER_DURATION,
+    TRANSFER_OLDEST,
+    Kind,
+    Metric,
+)
 from nixl_telemetry.signals.semconv import TransferMode
 
 METRICS = list(CATALOGUE.values())
@@ -49,4 +56,5 @@ def test_initial_series() -> None:
     assert ("",) in HANDSHAKE_DURATION.initial_series(TransferMode.PULL)
     assert {labels[0] for labels in TRANSFER_DURATION.initial_series(TransferMode.PULL)} == {"read"}
     assert {labels[0] for labels in TRANSFER_DURATION.initial_series(TransferMode.PUSH)} == {"write"}
+    assert list(TRANSFER_OLDEST.initial_series(TransferMode.PULL)) == [("read", "0")]
     assert list(CATALOGUE["nixl_connector_info"].initial_series(TransferMode.PULL)) == []

@@ -148,7 +148,7 @@ def test_halves_that_wait_long(matches: PushMatches, observed: Observed, clock: 
     assert "nixl.push.side=registration nixl.remote.request.id=d-1 nixl.remote.engine.id=decode" in told
     assert "nixl.push.side=blocks nixl.request.id=p-1 nixl.push.waiting.duration=10.5" in told
     assert "must send the same X-Request-Id" in told
-    assert [state.get((OLDEST, side)) for state in states for side in ("registration", "blocks")] == [
+    assert [state.get((OLDEST, side, "0")) for state in states for side in ("registration", "blocks")] == [
         100.0,
         104.0,
         None,

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from nixl_telemetry.operations import transfer
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.catalogue import TRANSFER_OLDEST
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.semconv import TransferMode
+from nixl_telemetry.signals.metrics import Batch, label_values, merge
+from nixl_telemetry.signals.semconv import RANK, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 from tests.support.observed import Observed
 
@@ -245,6 +248,26 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
     assert len(table._ended) == 2
     assert observed.updates()["nixl_telemetry_dropped_total", "metrics"] == 3
     assert len(table._ended) == 0
+
+
+def test_each_rank_tells_since_when_its_oldest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs on any rank is seen, whatever the others do; what ranks tell is merged by vLLM."""
+    ages_s = iter((90, 30))
+    monkeypatch.setattr(transfer, "now_ns", lambda: now_ns() - next(ages_s) * 10**9)
+    told: Batch = {}
+    settings = Settings.load({"telemetry": {"traces": False, "logs": False}}, {})
+    for rank, handles in ((0, []), (1, [object(), object()])):
+        telemetry = Telemetry(settings, TransferMode.PULL, {RANK: rank})
+        table = TransferTable(telemetry)
+        for handle in handles:
+            table.prepared("READ", range(12), now_ns(), handle)
+            table.posting(handle)
+        table._look()
+        merge(told, telemetry.drain() or {})
+        telemetry.close()
+
+    series = {label_values(key): value for key, value in told[TRANSFER_OLDEST.name].items()}
+    assert series == {("read", "1"): pytest.approx(time.time() - 90, abs=5)}
 
 
 def test_without_metrics_no_transfer_is_kept() -> None:

@@ -64,7 +64,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             f"""
             max by ({by_direction}) (
               time() - (nixl_transfer_oldest_start_timestamp_seconds > 0)
-              and
+              and ignoring (rank)
               nixl_transfers_in_flight > 0
             ) > {c.stalled_age.seconds:g}
             """,

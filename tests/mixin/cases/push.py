@@ -58,7 +58,9 @@ CASES: Final = (
         {
             **_registrations("0+100x60", "0+100x60"),
             series("nixl_push_unmatched", transfer_mode="push", side="registration"): "101x60",
-            series("nixl_push_unmatched_oldest_timestamp_seconds", transfer_mode="push", side="registration"): "60x60",
+            series(
+                "nixl_push_unmatched_oldest_timestamp_seconds", transfer_mode="push", side="registration", rank="0"
+            ): "60x60",
         },
     ),
 )

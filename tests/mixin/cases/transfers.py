@@ -86,9 +86,9 @@ def _lasting(le1: str, le2: str) -> dict[str, str]:
     }
 
 
-def _in_flight(oldest: str, number: str) -> dict[str, str]:
+def _in_flight(oldest: str, number: str, rank: str = "0") -> dict[str, str]:
     return {
-        series("nixl_transfer_oldest_start_timestamp_seconds", direction="read"): oldest,
+        series("nixl_transfer_oldest_start_timestamp_seconds", direction="read", rank=rank): oldest,
         series("nixl_transfers_in_flight", direction="read"): number,
     }
 
@@ -199,8 +199,12 @@ CASES: Final = (
         "NixlTransferStalled",
         "warning",
         Kind.FIRES,
-        "a transfer that began after a minute hangs, while others end",
-        {**_in_flight("0x1 60x60", "0x1 3x60"), **_ended("0+50x60", "0x60")},
+        "on one of two ranks a transfer that began after a minute hangs, while others end",
+        {
+            **_in_flight("0x1 60x60", "0x1 3x60", rank="1"),
+            **_in_flight("0+60x60", "0x1 3x60"),
+            **_ended("0+50x60", "0x60"),
+        },
         onset=3,
         labels=_READS,
         description=f"The oldest read transfer of {MODEL} in pd has been in flight for 7m 0s. Its request waits, and "
