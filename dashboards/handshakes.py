@@ -100,15 +100,17 @@ def _handshakes() -> list[Panel]:
         ),
         table(
             "Failures, by peer",
-            "Handshakes that failed in the time shown. The first with a peer is not counted: its series began with it.",
+            "Handshakes that failed in the time shown, the first with a peer left out: its series began with it.",
             """
             sum by (instance, peer, error_type)
               (increase(nixl_peer_handshakes_total{SELECTED, error_type!=""}[$__range]))
             or on () label_replace(vector(0), "peer", "none", "", "")
             """,
-            steps=[organize(instance="Instance", peer="Peer", error_type="Cause", Value="Failures", hidden=["Time"])],
-            columns={"Failures": {"decimals": 0}},
-            sort="Failures",
+            steps=[
+                organize(instance="Instance", peer="Peer", error_type="Cause", Value="After the first", hidden=["Time"])
+            ],
+            columns={"After the first": {"decimals": 0}},
+            sort="After the first",
             descending=True,
             none="",
             span=12,

@@ -502,7 +502,7 @@ def _metrics() -> Iterator[str]:
 
 
 def _metric_row(metric: Metric) -> tuple[str, str, str, str]:
-    kind = "gauge" if metric.kind in {Kind.LEVEL, Kind.INFO} else metric.kind.value
+    kind = "gauge" if metric.kind in {Kind.LEVEL, Kind.INFO, Kind.STATE} else metric.kind.value
     return f"`{metric.name}`", kind, codes(metric.label_names), metric.observed_by
 
 
@@ -517,11 +517,11 @@ def _label_rows() -> Iterator[tuple[str, str, str]]:
     users: dict[Label, list[str]] = {}
     for metric in CATALOGUE.values():
         for label in metric.labels:
-            if label.values:
+            if label.values and not label.is_open:
                 users.setdefault(label, []).append(metric.name)
     for label, names in users.items():
         values = ", ".join(f"`{value}`" if value else "(empty)" for value in label.values)
-        yield f"`{label.name}`", codes(names), values + (", …" if label.is_open else "")
+        yield f"`{label.name}`", codes(names), values
 
 
 def _bucket_rows() -> Iterator[tuple[str, str]]:
@@ -618,8 +618,9 @@ def _logs() -> Iterator[str]:
     yield (
         f"The logger is `{LOGGER_NAME}`, a child of vLLM's: vLLM's handlers and `VLLM_LOGGING_LEVEL` are in charge.\n"
         "One line for each finished operation; the keys are the attribute names above.\n"
-        "A transfer that succeeds is logged at debug level, hence not shown at vLLM's default level.\n"
-        "Slow means longer than `slow_handshake_seconds` or `slow_transfer_seconds`, see "
+        "A transfer, receive or lease that ends well is logged at debug level, hence not shown at vLLM's\n"
+        "default level.\n"
+        "Slow means longer than `slow_handshake_seconds`, `slow_transfer_seconds` or `slow_receive_seconds`, see\n"
         "[Configuration](configuration.md).\n"
     )
     yield table(("event", "level", "when"), ((f"`{name}`", doc.level, doc.when) for name, doc in LOG_EVENTS.items()))
@@ -817,6 +818,18 @@ A failing exporter is counted in `nixl_telemetry_errors_total{signal="traces"}`;
 :   `false` lets peers with another compatibility hash through.
     They may exchange KV that does not fit.
     The suite warns of it once and counts such peers in `nixl_handshake_bypassed_total`.
+
+`kv_lease_duration` (in `kv_connector_extra_config`; prefill side)
+:   Seconds for which KV is held for the decode side, 30 where not given.
+    The decode side renews that while a request waits.
+
+`kv_load_failure_policy` (a key of `--kv-transfer-config` itself, beside `kv_role`; decode side)
+:   `fail` (vLLM's default): a request whose KV cannot be loaded fails.
+    `recompute`: the decode instance prefills it itself.
+
+`VLLM_NIXL_SIDE_CHANNEL_HOST`, `VLLM_NIXL_SIDE_CHANNEL_PORT`
+:   Where peers shake hands with this instance, `localhost` and 5600 where not given.
+    Instances on different hosts need an address that the others reach, and two on one host different ports.
 
 `NIXL_TELEMETRY_ENABLE`
 :   With `n`, NIXL has no times and bytes of a transfer.

@@ -37,9 +37,13 @@ Rules for Prometheus 2.42 and later, 3.x included, over the metrics of [Signals]
 ```sh
 nixl-telemetry alerts export --out nixl.rules.yaml --grafana-url https://grafana.example.com \\
     --runbook-url 'https://docs.example.com/runbooks/{alert}.html'
-nixl-telemetry alerts export --format prometheusrule --namespace monitoring --label release=prometheus \\
+nixl-telemetry alerts export --format prometheusrule --namespace monitoring --label release=kube-prometheus-stack \\
     | kubectl apply -f -
 ```
+
+The label is the one that your operator's Prometheus selects rules by, most often `release` with the name of its Helm
+release. Without an operator, name the file under `rule_files` in `prometheus.yml`, check it with
+`promtool check config`, and reload Prometheus; `examples/prometheus/prometheus.yml` shows it.
 
 The repository has both with the defaults: `alerts/nixl.rules.yaml` and `alerts/nixl.prometheusrule.yaml`.
 [Command line](cli.md#alerts-export) has the options, and `examples/alertmanager/alertmanager.yml` the grouping and the
@@ -50,13 +54,15 @@ inhibition that make one notification of one cause.
 - The suite in the instances that are to be watched.
   What a stock instance is made of is on none of its metrics: it takes part in a comparison only as a peer that was
   refused.
-- P and D of one deployment in **one job**, since they are compared with each other and their failures are counted
-  together.
+- P (the prefill instances) and D (the decode instances) of one deployment in **one job**, since they are compared with
+  each other and their failures are counted together.
   Where each has a job of its own, name a label that they share: `--job-label namespace`.
 - One `model_name` for both, as `--served-model-name` sets it.
 
 An alert has the labels `job` and `model_name`, and one that names the cause; never `instance`, so that one cause is one
 alert however many instances meet it. Its runbook has the query that names the instances.
+`NixlTargetDown` knows no model and has `job` only; `NixlMetricsAbsent` has neither where no instance of any model is
+left.
 
 | severity | who is told |
 | --- | --- |
@@ -78,8 +84,10 @@ transfer_slow_seconds: 0.25
 mixed_for: 2h
 burn_windows:
   - {severity: critical, long: 1h, short: 5m, factor: 14.4, pending: 2m}
+  - {severity: warning, long: 1d, short: 2h, factor: 3, pending: 1h}
 ```
 
+`burn_windows` is replaced as a whole: give all windows that you want.
 An unknown name and a bad value are refused.
 Durations are written as Prometheus writes them: `90s`, `5m`, `1h30m`.
 

@@ -107,7 +107,7 @@ class MixinConfig(BaseModel):
 
     event_window: Duration = lasting(
         "15m",
-        "So long one event keeps an alert up. A router may take minutes to come back to a pair that does "
+        "How long one event keeps an alert up. A router may take minutes to come back to a pair that does "
         "not fit; the alert should not come and go meanwhile.",
     )
     event_for: Duration = lasting(
@@ -206,7 +206,7 @@ class MixinConfig(BaseModel):
 
     # Leases and push
 
-    lease_window: Duration = lasting("15m", "Some times the 30 s that a lease has by default.")
+    lease_window: Duration = lasting("15m", "Many times the 30 s that a lease has by default.")
     lease_floor: Count = Field(
         default=20, description="Leases that ended in the window: of 20, one expired one is not yet over 5 %."
     )
@@ -214,7 +214,7 @@ class MixinConfig(BaseModel):
         default=0.05, description="A client that hangs up between prefill and decode lets a lease expire; few do."
     )
     lease_for: Duration = lasting("15m", "Expired leases cost blocks for seconds, and only a flood of them matters.")
-    overdue_window: Duration = lasting("5m", "In so long an engine that is at work has opened a lease.")
+    overdue_window: Duration = lasting("5m", "Within this time an engine that is at work has opened a lease.")
     overdue_for: Duration = lasting("10m", "vLLM frees with its next step; what stays for 10 min stays for good.")
     push_window: Duration = lasting("15m", "Many times the wait of one half of a push for the other.")
     push_floor: Count = Field(
@@ -231,7 +231,7 @@ class MixinConfig(BaseModel):
 
     memory: Duration = lasting(
         "6h",
-        "So long after an instance last told of itself its job is one of NIXL's, and its model one that is missed. "
+        "For how long after an instance was last seen its job counts as one of NIXL's, and its model is missed. "
         "What was taken away on purpose is not told of for days.",
     )
     target_down_for: Duration = lasting("15m", "Longer than a restart that loads a model.")
@@ -240,8 +240,8 @@ class MixinConfig(BaseModel):
     )
     target_memory: Duration = lasting(
         "1d",
-        "So long after it was last seen an instance counts among those that are down; one that has not been seen yet "
-        "loads its model. What was taken away on purpose is no target any more.",
+        "For how long after it was last seen an instance counts among those that are down; one that has not been seen "
+        "yet loads its model. What was taken away on purpose is no target any more.",
     )
     targets_down_for: Duration = lasting(
         "5m", "A restart of the one P of a pair may take minutes; nothing is served meanwhile."

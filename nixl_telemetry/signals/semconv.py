@@ -388,7 +388,9 @@ class Kept(StrEnum):
     """Why a span was exported though its trace was not sampled."""
 
     FAILED = "failed"
+    """It failed."""
     SLOW = "slow"
+    """It was slower than ``slow_handshake_seconds``, ``slow_transfer_seconds`` or ``slow_receive_seconds``."""
 
 
 class ConflictSource(StrEnum):

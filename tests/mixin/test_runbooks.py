@@ -37,12 +37,15 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
 
 @OF_RUNBOOKS
 def test_a_runbook_is_complete(name: str) -> None:
-    """Its title is the alert's name, it leads back, and none of its four sections is empty."""
+    """Its title is the alert's name, it leads back and to how to read it, and none of its four sections is empty."""
     title, *sections = re.split(r"^#+ ", RUNBOOKS[name], flags=re.MULTILINE)[1:]
     heads = [section.partition("\n")[0] for section in sections]
 
     assert title.partition("\n")[0] == name
-    assert f"[All alerts](../alerts.md) · board `<grafana>/d/{ALERTS[name].board}" in title
+    assert (
+        f"[All alerts](../alerts.md) · [how to read this page](index.md) · board `<grafana>/d/{ALERTS[name].board}"
+        in title
+    )
     assert heads == ["Meaning", "Impact", "Diagnosis", "Mitigation"]
     assert all(len(section.partition("\n")[2].split()) > 5 for section in sections)
     assert "```promql" in sections[2]

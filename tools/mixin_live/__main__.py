@@ -76,7 +76,7 @@ def run(out: Path, images: Path) -> int:
         prometheus = stack.enter_context(
             Prometheus(folder / "prometheus", rules=rules, alertmanager=alertmanager.address)
         )
-        scene = Scene(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nixl-"))), prometheus)
+        scene = Scene(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="m-"))), prometheus)
         stack.callback(scene.close)
         stage = story.Stage(scene, prometheus, webhook, say)
         story.play(stage)

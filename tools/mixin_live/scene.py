@@ -118,7 +118,7 @@ class Scene:
         self._disk.mkdir(parents=True)
         (folder / "mount").symlink_to(self._disk)
         self._tiny = TinyModel()
-        self._members = members(self._tiny.write(folder / "model"), folder)
+        self._members = members(self._tiny.write(folder / "tiny"), folder)
         self._servers: dict[str, VllmServer] = {}
         self._routers: dict[str, Router] = {}
         self._prometheus = prometheus

@@ -35,7 +35,7 @@ def demo(
 ) -> None:
     """Run real prefill and decode servers and a router on this machine, and show every signal.
 
-    Takes some minutes and 8 GB of memory on two cores, no GPU. Exits with 0 only if everything was seen.
+    Takes a minute or two, and 8 GB of memory on two cores; no GPU. Exits with 0 only if everything was seen.
     """
     console = Console()
     if not console.is_terminal:
