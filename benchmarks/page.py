@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Writes the page about performance from the results."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,7 +104,7 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
     yield _table(("what", "value"), ((label, str(machine[name])) for name, label in _MACHINE_LABELS.items()))
 
 
-def _budgets(budgets: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _budgets(budgets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "## Budgets\n"
     yield "In brackets: 95 % bootstrap interval.\n"
     yield _table(
@@ -119,6 +119,8 @@ def _budgets(budgets: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             for budget in budgets
         ),
     )
+    missed = [f"{budget['name']} ({_with_interval(budget)} {budget['unit']})" for budget in budgets if not budget["ok"]]
+    yield f"**Not kept in this run:** {'; '.join(missed)}.\n" if missed else "All are kept in this run.\n"
     remarks = [(budget["name"], budget["remark"]) for budget in budgets if budget["remark"]]
     if remarks:
         yield _table(("what", "figures"), remarks)

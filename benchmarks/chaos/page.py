@@ -35,7 +35,7 @@ The router neither retries nor takes an instance out by its circuit breaker, so 
 A request is served if its tokens are those that P gives alone.
 
 **Named by** is a signal that shows the fault, with the time after which it did so, in a scrape every second.
-Of several it is the most telling one.
+Of several it is the most telling one, which need not be the first; the others follow.
 Where the suite sees nothing it is one of Prometheus's own or of vLLM's, and no merit of the suite.
 
 **Recovered** is a pair that serves {NEEDED} requests one after the other within {LIMIT_SECONDS:.0f} s after the fault.
@@ -77,18 +77,26 @@ def _found(faults: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    named = f"`{entry['named_by']}`, {entry['named_after_s']:g} s" if entry["named_by"] else "**nothing**"
     return (
         _title(name),
         _mode(name),
         # A bar would end the cell.
-        named.replace("|", "\\|"),
+        _signals(entry).replace("|", "\\|"),
         f"{entry['served']} of {entry['sent']}",
         f"{entry['stock_served']} of {entry['stock_sent']}",
         _recovery(entry, ""),
         _recovery(entry, "stock_"),
         "add up" if entry["identity_holds"] else "**do not**",
     )
+
+
+def _signals(entry: Mapping[str, Any]) -> str:
+    """What named a fault, and what else showed it, the earliest first."""
+    if not entry["named_by"]:
+        return "**nothing**"
+    others = sorted((seconds, signal) for signal, seconds in entry["seen"].items() if signal != entry["named_by"])
+    also = "".join(f"; also `{signal}`, {seconds:g} s" for seconds, signal in others)
+    return f"`{entry['named_by']}`, {entry['named_after_s']:g} s{also}"
 
 
 def _title(name: str) -> str:

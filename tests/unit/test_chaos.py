@@ -447,8 +447,8 @@ def test_the_page_has_every_fault_and_what_is_wrong() -> None:
     for fault in FAULTS.values():
         assert f"{fault.title}\n:   What is done: " in made
     assert (
-        '| decode instance killed | pull | `nixl_lease_duration_seconds_count{outcome="expired"} at P`, 31.2 s '
-        "| 59 of 90 | 59 of 90 | 1.2 s | 1.2 s | add up |"
+        '| decode instance killed | pull | `nixl_lease_duration_seconds_count{outcome="expired"} at P`, 31.2 s; '
+        "also `up == 0 of D`, 1 s | 59 of 90 | 59 of 90 | 1.2 s | 1.2 s | add up |"
     ) in made
     assert "- decode instance killed, push: no signal named it\n" in made
 
