@@ -27,7 +27,7 @@ from nixl_telemetry.testbed.procfs import ExitReport, ProcessInfo
 from nixl_telemetry.testbed.readiness import http_ok, port_open
 from nixl_telemetry.testbed.router import Router, find_router
 from nixl_telemetry.testbed.server_config import CONSUMER, PRODUCER, ServerConfig
-from nixl_telemetry.testbed.vllm_server import VllmServer, running, stop_servers
+from nixl_telemetry.testbed.vllm_server import VllmServer, running, stop_servers, vllm_forkserver
 
 __all__ = [
     "CONSUMER",
@@ -68,4 +68,5 @@ __all__ = [
     "stop_all",
     "stop_servers",
     "unreachable_port",
+    "vllm_forkserver",
 ]

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ _REAP_SECONDS = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with_guardian() -> None:
+def die_with_guardian() -> None:
+    """Have this process killed when its parent, the guardian, ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -60,12 +62,11 @@ def _descendants(root: int) -> dict[int, str]:
 
 
 class _Guardian:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, start: Callable[[Sequence[str]], int]) -> None:
         self._control = control
+        self._start = start
         self._parent = os.getppid()
         self._buffer = b""
-        # Kept, though only its pid is used: a Popen that is collected reaps the child and loses its status.
-        self._server: subprocess.Popen[bytes] | None = None
         self._leader = 0
         self._returncode: int | None = None
         self._grace = 0.0
@@ -86,17 +87,10 @@ class _Guardian:
             return 0
         self._grace = float(request["grace"])
         try:
-            # The server leads its own process group in our session; a group signal spares the guardian.
-            self._server = subprocess.Popen(
-                request["argv"],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-                preexec_fn=_die_with_guardian,  # noqa: PLW1509 - there are no threads here
-            )
+            self._leader = self._start(request["argv"])
         except (OSError, subprocess.SubprocessError) as error:
             self._send({"error": str(error)})
             return 1
-        self._leader = self._server.pid
         self._send({"started": self._leader})
         while self._leader_lives() and not self._told_to_stop:
             self._wait(_PARENT_CHECK_SECONDS)
@@ -185,13 +179,36 @@ class _Guardian:
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
 
-def main() -> int:
-    """Runs one server as told over the socket whose descriptor is the only argument."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+_executed: list[subprocess.Popen[bytes]] = []
+"""Kept, though only the pid is used: a Popen that is collected reaps the child and loses its status."""
+
+
+def _execute(argv: Sequence[str]) -> int:
+    # The server leads its own process group in our session; a group signal spares the guardian.
+    server = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=die_with_guardian,  # noqa: PLW1509 - there are no threads here
+    )
+    _executed.append(server)
+    return server.pid
+
+
+def guard(control: socket.socket, start: Callable[[Sequence[str]], int]) -> int:
+    """Runs one server as told over the socket.
+
+    Args:
+        control: JSON lines come and go over it.
+        start: Starts the server, a child that leads a process group of its own, and returns its pid.
+
+    Returns:
+        The exit status of the guardian.
+    """
     control.set_inheritable(False)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    return _Guardian(control).run()
+    return _Guardian(control, start).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guard(socket.socket(fileno=int(sys.argv[1])), _execute))

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 from nixl_telemetry.testbed.errors import ProcessDiedError, ProcessError, ProcessNotReadyError
+from nixl_telemetry.testbed.forkserver import ForkedGuardian, ForkServer
 from nixl_telemetry.testbed.procfs import ExitReport, ProcessInfo, descendants
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -41,6 +43,7 @@ class ManagedProcess:
         work_dir: Path,
         env: Mapping[str, str] | None = None,
         stop_timeout: float = 20.0,
+        forkserver: ForkServer | None = None,
     ) -> None:
         """Prepares the process; ``start`` runs it.
 
@@ -50,6 +53,7 @@ class ManagedProcess:
             work_dir: Existing folder for the log, and the child's working directory.
             env: The child's whole environment; by default a copy of this process's.
             stop_timeout: Seconds between SIGTERM and SIGKILL.
+            forkserver: Forks the child, ``python -m MODULE ARGUMENT...``, instead of executing it.
         """
         self.name = name
         self.argv = tuple(argv)
@@ -57,8 +61,9 @@ class ManagedProcess:
         self.log_path = work_dir / f"{name}.log"
         self._env = None if env is None else dict(env)
         self._stop_timeout = stop_timeout
+        self._forkserver = forkserver
         self._lock = threading.Lock()
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guardian: subprocess.Popen[bytes] | ForkedGuardian | None = None
         self._control: socket.socket | None = None
         self._pending = b""
         self._pid: int | None = None
@@ -86,16 +91,7 @@ class ManagedProcess:
         self._control = ours
         try:
             with theirs, self.log_path.open("ab") as log:
-                self._guardian = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_GUARDIAN), str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=self.work_dir,
-                    env=self._env,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
+                self._guardian = self._start_guardian(theirs, log)
             ours.sendall(json.dumps({"argv": self.argv, "grace": self._stop_timeout}).encode() + b"\n")
             self._receive(_LAUNCH_SECONDS)
         except BaseException:
@@ -206,10 +202,25 @@ class ManagedProcess:
     ) -> None:
         self.stop()
 
+    def _start_guardian(self, control: socket.socket, log: IO[bytes]) -> subprocess.Popen[bytes] | ForkedGuardian:
+        if self._forkserver is not None:
+            env = os.environ if self._env is None else self._env
+            return self._forkserver.start_guardian(control, log, self.work_dir, env)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARDIAN), str(control.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=self.work_dir,
+            env=self._env,
+            pass_fds=(control.fileno(),),
+            start_new_session=True,
+        )
+
     def _failure(self, kind: type[ProcessError], what: str) -> ProcessError:
         return kind(f"{self.name} {what}", self.log_path, self.log_text())
 
-    def _kill_everything(self, guardian: subprocess.Popen[bytes]) -> None:
+    def _kill_everything(self, guardian: subprocess.Popen[bytes] | ForkedGuardian) -> None:
         for info in self.members():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(info.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from nixl_telemetry.testbed.client import Completion, complete, get_text
+from nixl_telemetry.testbed.forkserver import ForkServer
 from nixl_telemetry.testbed.metrics import MetricsSnapshot
 from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation
 from nixl_telemetry.testbed.processes import ManagedProcess
@@ -20,6 +21,13 @@ from nixl_telemetry.testbed.server_config import ServerConfig
 
 # A pair is up in 35 s on two idle cores; other work on the machine stretches that to minutes.
 START_SECONDS = 600.0
+
+_PRELOADED = (
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+)
 
 Progress = Callable[[str, float], None]
 """Called again and again during a wait, with the server's name and the seconds waited."""
@@ -38,7 +46,15 @@ class VllmServer:
         side_channel_port: Where the connector answers handshakes.
     """
 
-    def __init__(self, name: str, config: ServerConfig, work_dir: Path, *, stop_timeout: float = 20.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: ServerConfig,
+        work_dir: Path,
+        *,
+        stop_timeout: float = 20.0,
+        forkserver: ForkServer | None = None,
+    ) -> None:
         """Reserves the ports; ``start`` runs the server.
 
         Args:
@@ -46,11 +62,13 @@ class VllmServer:
             config: What to run.
             work_dir: Existing folder for the log.
             stop_timeout: Seconds between SIGTERM and SIGKILL.
+            forkserver: Forks the server; see ``vllm_forkserver``.
         """
         self.name = name
         self.config = config
         self._work_dir = work_dir
         self._stop_timeout = stop_timeout
+        self._forkserver = forkserver
         self._api = PortReservation()
         self._side_channel = PortReservation(config.data_parallel_size, consecutive=True)
         self.port = self._api.ports[0]
@@ -127,6 +145,7 @@ class VllmServer:
             work_dir=self._work_dir,
             env=self.config.environment(self.side_channel_port),
             stop_timeout=self._stop_timeout,
+            forkserver=self._forkserver,
         )
 
     def __enter__(self) -> VllmServer:
@@ -142,6 +161,19 @@ class VllmServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def vllm_forkserver(config: ServerConfig, work_dir: Path) -> ForkServer:
+    """Starts what forks vLLM servers without importing vLLM for each, which takes ten seconds of CPU time.
+
+    Servers may differ from *config* in everything but the interpreter and what is read at import: vLLM's logging, the
+    number of OpenMP threads, and whether there are several API servers (``prometheus_client``).
+
+    Args:
+        config: Any that is forked; its environment is what the modules see when they are imported.
+        work_dir: Existing folder for the log.
+    """
+    return ForkServer(config.python, _PRELOADED, config.environment(side_channel_port=0), work_dir)
 
 
 @contextlib.contextmanager

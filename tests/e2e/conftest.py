@@ -2,9 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Fleets of real servers, shared by the tests of a module."""
 
+import atexit
+import functools
 import math
 import random
 import signal
+import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +23,9 @@ from nixl_telemetry.testbed import (
     TinyModel,
     VllmServer,
     running,
+    vllm_forkserver,
 )
+from nixl_telemetry.testbed.forkserver import ForkServer
 
 MODULE = "nixl_telemetry.connectors"
 MODEL = TinyModel()
@@ -139,15 +144,30 @@ class Servers:
         return [self._servers[name] for name in names]
 
 
+@functools.cache
+def _forkserver() -> ForkServer:
+    """Started with the first server; it imports vLLM once for all of them."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-")))
+    return stack.enter_context(vllm_forkserver(ServerConfig(folder, fork=True), folder))
+
+
+def new_server(name: str, config: ServerConfig, folder: Path) -> VllmServer:
+    """A server that is not started. Those whose parts are forked are so themselves, from one that has imported vLLM."""
+    is_forked = config.fork and config.python == Path(sys.executable)
+    return VllmServer(name, config, folder, forkserver=_forkserver() if is_forked else None)
+
+
 @contextmanager
 def fleet(spawned: Collection[str] = (), /, **configs: ServerConfig) -> Iterator[Servers]:
     """Servers that are started two at a time and stopped whatever happens; none is awake at first.
 
-    Engine core and workers are forked, as on GPUs, and in half the time. Those behind several API servers are spawned,
-    as on CPUs: so both ways are tested.
+    Engine core and workers are forked, as on GPUs, and in half the time; and so is the server, without importing vLLM
+    again. Those behind several API servers are executed and spawned, as on CPUs: so both ways are tested.
 
     Args:
-        spawned: Names of others to spawn: a forked API server loses its own spans.
+        spawned: Names of others to execute and spawn: a forked API server loses its own spans.
         **configs: By name.
     """
     with tempfile.TemporaryDirectory(prefix="nixl-telemetry-e2e-") as folder, ExitStack() as stack:
@@ -158,7 +178,7 @@ def fleet(spawned: Collection[str] = (), /, **configs: ServerConfig) -> Iterator
                 name: replace(configs[name], fork=configs[name].api_server_count == 1 and name not in spawned)
                 for name in pair
             }
-            starting = {name: VllmServer(name, chosen[name], Path(folder)) for name in pair}
+            starting = {name: new_server(name, chosen[name], Path(folder)) for name in pair}
             stack.enter_context(running(starting.values(), timeout=START_SECONDS))
             servers |= starting
             Servers(starting).wake()

@@ -32,7 +32,7 @@ from nixl_telemetry.testbed import (
     disaggregated_completion,
     running,
 )
-from tests.e2e.conftest import MODEL, MODULE, START_SECONDS, Servers, metric
+from tests.e2e.conftest import MODEL, MODULE, START_SECONDS, Servers, metric, new_server
 from tests.support.peers import wait_until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -161,7 +161,7 @@ class Fleet:
 
     def _start(self, stack: ExitStack, *names: str) -> None:
         Servers(self._servers).wake()
-        started = {name: VllmServer(name, self.config(name), self._logs) for name in names}
+        started = {name: new_server(name, self.config(name), self._logs) for name in names}
         stack.enter_context(running(started.values(), timeout=START_SECONDS))
         self._servers |= started
         self._hashes |= {name: run("probe", side_channel(server))[1]["compat_hash"] for name, server in started.items()}
