@@ -215,7 +215,8 @@ class Transfer:
         table.telemetry.record_all(((counted.durations[error], self.duration_s), level))
         if not table.telemetry.emit(self.describe):
             self._take_moves()
-        table.telemetry.audit(self.audit_record)
+        if table.telemetry.has_audit_trail:
+            table.telemetry.audit(self.audit_record)
 
     def _tell(self, request: Request) -> None:
         """Tell who waits for the transfer."""
@@ -345,6 +346,7 @@ class TransferTable:
         self._mode = ModeCheck(telemetry)
         self._read = Counted(telemetry, Direction.READ)
         self._written = Counted(telemetry, Direction.WRITE)
+        # By identity (vLLM passes on the same one), without keeping it alive: its finaliser releases NIXL's memory.
         self._transfers: dict[int, Transfer] = {}
         self._ended: Final[deque[Transfer]] = deque()
         """Those that ended in this step."""
@@ -362,7 +364,7 @@ class TransferTable:
         """NIXL has prepared a transfer as ``handle``; it was asked to at ``start_ns``."""
         transfer = self._start(operation, descriptors, start_ns)
         if len(self._transfers) < self.LIMIT:
-            self._transfers[_key(handle)] = transfer
+            self._transfers[id(handle)] = transfer
         else:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.TRACES)
 
@@ -389,7 +391,7 @@ class TransferTable:
     @guarded
     def posting(self, handle: object) -> None:
         """NIXL is asked to start the transfer."""
-        transfer = self._transfers.get(_key(handle))
+        transfer = self._transfers.get(id(handle))
         if transfer is not None and not transfer.posted:
             transfer.posted = True
             transfer.start_ns = now_ns()
@@ -405,7 +407,7 @@ class TransferTable:
     def polled(self, handle: object, state: str) -> None:
         """vLLM asked for its state. ``DONE`` is not the end yet: its measurements follow."""
         if state == "PROC":
-            transfer = self._transfers.get(_key(handle))
+            transfer = self._transfers.get(id(handle))
             if transfer is not None:
                 transfer.in_progress()
         elif state != "DONE":
@@ -419,7 +421,7 @@ class TransferTable:
     @guarded
     def done(self, handle: object, result: NixlResult) -> None:
         """It is done, and this is what NIXL measured."""
-        transfer = self._transfers.get(_key(handle))
+        transfer = self._transfers.get(id(handle))
         if transfer is not None and not transfer.end_ns:
             transfer.is_measured = True
             # NIXL reports microseconds.
@@ -438,20 +440,20 @@ class TransferTable:
             "Requests are served. Is NIXL_TELEMETRY_ENABLE set to n?",
             reason,
         )
-        transfer = self._transfers.get(_key(handle))
+        transfer = self._transfers.get(id(handle))
         if transfer is not None:
             transfer.finish()
 
     @guarded
     def take(self, handle: object) -> Transfer | None:
         """NIXL is asked to release the handle."""
-        return self._transfers.pop(_key(handle), None)
+        return self._transfers.pop(id(handle), None)
 
     @guarded
     def put_back(self, handle: object, transfer: Transfer | None) -> None:
         """NIXL would not release it: vLLM keeps it and polls again."""
         if transfer is not None:
-            self._transfers[_key(handle)] = transfer
+            self._transfers[id(handle)] = transfer
 
     @guarded
     def released(self, transfer: Transfer | None) -> None:
@@ -473,7 +475,7 @@ class TransferTable:
         """Record what the transfers of a step moved, on the engine's thread."""
         # Only what is there now: in push, the writer's thread may add those that could not be prepared.
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        self.peers.transferred(one for one in ended if one.posted)
+        self.peers.transferred([one for one in ended if one.posted])
         moved = [one for one in ended if one.error is None]
         for counted in (self._read, self._written):
             counted.moved([one for one in moved if one.counted is counted])
@@ -487,11 +489,6 @@ class TransferTable:
         self.telemetry.record_state(TRANSFER_OLDEST, direction, self.telemetry.rank, value=oldest)
 
     def _finish(self, handle: object, error: ErrorType, message: str) -> None:
-        transfer = self._transfers.get(_key(handle))
+        transfer = self._transfers.get(id(handle))
         if transfer is not None:
             transfer.finish(error, message)
-
-
-def _key(handle: object) -> int:
-    # By identity, without keeping the handle alive: its finaliser releases NIXL's memory. Older NIXL has plain ints.
-    return handle if type(handle) is int else id(handle)

@@ -115,12 +115,12 @@ class SpanWriter:
         if sampler is DEFAULT_ON:
             # By far the most frequent one, on the engine's thread: what it would say is known.
             sampled = parent is None or parent.trace_flags.sampled
-            flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+            flags = _SAMPLED if sampled else _NOT_SAMPLED
             state = parent.trace_state if parent is not None else None
             return SpanContext(trace_id, _ids.span_id(), is_remote=False, trace_flags=flags, trace_state=state)
         around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
         result = sampler.should_sample(around, trace_id, name, kind)
-        flags = TraceFlags(TraceFlags.SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else TraceFlags.DEFAULT)
+        flags = _SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else _NOT_SAMPLED
         return SpanContext(trace_id, _ids.span_id(), is_remote=False, trace_flags=flags, trace_state=result.trace_state)
 
     def write(self, span: Span) -> SpanContext | None:
@@ -194,6 +194,8 @@ class SpanWriter:
             yield from self._tree(child, _child_of(context), context, {}, offset_ns)
 
 
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_NOT_SAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
 _SCOPE: Final = InstrumentationScope(SCOPE, __version__, SCHEMA_URL)
 
 
