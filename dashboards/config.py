@@ -4,6 +4,7 @@
 
 from typing import Final
 
+from nixl_telemetry.mixin.alerts import leases
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.signals.catalogue import CATALOGUE
 
@@ -18,6 +19,9 @@ HANDSHAKES: Final = "nixl-handshakes"
 TRANSFERS: Final = "nixl-transfers"
 PUSH_LEASES: Final = "nixl-push-leases"
 HEALTH: Final = "nixl-telemetry-health"
+
+WRONG_KV: Final = f'nixl_invalid_kv_total{{SELECTED, reason=~"{leases.WRONG_KV}"}}'
+"""What somebody is woken for."""
 
 # Colours say the same thing on every board.
 GOOD: Final = "green"

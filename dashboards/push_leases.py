@@ -38,10 +38,10 @@ def board() -> house.Board:
 def _now() -> list[Panel]:
     return [
         stat(
-            "Invalid KV",
-            "Requests in the time shown whose KV may have been another's, or was not loaded.",
+            "KV that may be wrong",
+            "Requests in the time shown that were answered with KV that may have been another's, or was not loaded.",
             "short",
-            events("nixl_invalid_kv_total{SELECTED}"),
+            events(config.WRONG_KV),
             steps={1: config.BAD},
             whole=True,
             runbooks=["NixlInvalidKv"],

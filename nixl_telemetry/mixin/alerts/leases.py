@@ -2,11 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether KV that waits on a prefill instance is fetched, freed and right."""
 
+from typing import Final
+
 from nixl_telemetry.mixin.alert import COUNT, Alert, model_in_job
 from nixl_telemetry.mixin.config import MixinConfig
 from nixl_telemetry.mixin.recording import events
 
 _BOARD = "nixl-push-leases"
+
+WRONG_KV: Final = "read_after_expiry|failed_load_served"
+"""Reasons of invalid KV after which an answer may be wrong."""
 
 
 def alerts(c: MixinConfig) -> tuple[Alert, ...]:
@@ -64,7 +69,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             "NixlInvalidKv",
             "critical",
             c.invalid_kv_for,
-            invalid("read_after_expiry|failed_load_served"),
+            invalid(WRONG_KV),
             "Answers may be made of another request's KV.",
             f"Requests of {model} whose KV may have been wrong, {COUNT} in {c.event_window}: {{{{ $labels.reason }}}}.",
             _BOARD,
