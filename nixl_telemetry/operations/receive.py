@@ -165,9 +165,6 @@ class Receive:
         else:
             # vLLM may have tried again.
             self.error, self.message = None, ""
-        # Nobody waits for blocks that are there already: the peer is only told so.
-        if self.blocks or failed:
-            self.telemetry.record(RECEIVE_WAIT, self.outcome, value=self.duration_s)
         self.telemetry.emit(self.describe)
 
     def tell_long_wait(self) -> None:
@@ -269,7 +266,10 @@ class ReceiveTable:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
-        self._receives: dict[str, Receive] = {}
+        self._receives: Final[dict[str, Receive]] = {}
+        self.find: Final = self._receives.get
+        """The receive of a request, if it is followed."""
+        self._waits: Final = {outcome: telemetry.series(RECEIVE_WAIT, outcome) for outcome in ReceiveOutcome}
         telemetry.watch(self._look)
 
     def start(self, request_id: str, remote_request_id: str, peer: Peer, blocks: int, origin: Origin) -> Receive:
@@ -280,14 +280,10 @@ class ReceiveTable:
         spans = self.telemetry.spans
         receive = Receive(self.telemetry, request_id, remote_request_id, peer, blocks, origin, None)
         if spans.is_exporting:
-            receive.context = spans.new_context(receive.parent, SpanName.RECEIVE, SpanKind.CONSUMER)
+            receive.context = spans.new_context(origin.parent or origin.lease, SpanName.RECEIVE, SpanKind.CONSUMER)
         self._receives[request_id] = receive
         self.telemetry.ensure_watched()
         return receive
-
-    def find(self, request_id: str) -> Receive | None:
-        """The receive of a request, if it is followed."""
-        return self._receives.get(request_id)
 
     @guarded
     def shook_hands(self, engine_id: str, error: ErrorType | None, message: str) -> None:
@@ -357,5 +353,9 @@ class ReceiveTable:
 
     def _end(self, request_id: str, *, failed: bool, message: str = "vLLM reports that loading failed") -> None:
         receive = self._receives.pop(request_id, None)
-        if receive is not None:
-            receive.finish(failed, message)
+        if receive is None:
+            return
+        receive.finish(failed, message)
+        # Nobody waits for blocks that are there already: the peer is only told so.
+        if receive.blocks or failed:
+            self.telemetry.record_all(((self._waits[receive.outcome], receive.duration_s),))

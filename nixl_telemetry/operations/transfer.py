@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.errors import text_of
@@ -234,7 +234,7 @@ class Transfer:
         """Keep the lists for spans of blocks, where there are to be any."""
         telemetry = self.table.telemetry
         parent = request.parent
-        is_sampled = parent is None or parent.trace_flags.sampled
+        is_sampled = parent is None or parent.trace_flags & TraceFlags.SAMPLED
         if not telemetry.spans.makes_block_spans or not is_sampled or not self.is_first:
             return
         if telemetry.blocks.take(self.blocks):

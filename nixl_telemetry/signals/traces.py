@@ -110,18 +110,19 @@ class SpanWriter:
 
     def new_context(self, parent: SpanContext | None, name: SpanName, kind: SpanKind) -> SpanContext:
         """Ids for a span that begins; its sampling is decided now."""
-        trace_id = parent.trace_id if parent is not None else _ids.trace_id()
+        trace_id = parent.trace_id if parent is not None else _ids.draw(128) or 1
+        span_id = _ids.draw(64) or 1
         sampler = self._provider.sampler
         if sampler is DEFAULT_ON:
             # By far the most frequent one, on the engine's thread: what it would say is known.
             sampled = parent is None or parent.trace_flags.sampled
             flags = _SAMPLED if sampled else _NOT_SAMPLED
             state = parent.trace_state if parent is not None else None
-            return SpanContext(trace_id, _ids.span_id(), is_remote=False, trace_flags=flags, trace_state=state)
+            return SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=state)
         around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
         result = sampler.should_sample(around, trace_id, name, kind)
         flags = _SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else _NOT_SAMPLED
-        return SpanContext(trace_id, _ids.span_id(), is_remote=False, trace_flags=flags, trace_state=result.trace_state)
+        return SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=result.trace_state)
 
     def write(self, span: Span) -> SpanContext | None:
         """Export a span with its children if its trace is sampled, or if it is to be kept.
@@ -213,15 +214,8 @@ class _Ids:
 
     def reset(self) -> None:
         """Start from new entropy, as a forked child must."""
-        self._random = random.Random()  # noqa: S311 - ids need not be hard to guess
-
-    def trace_id(self) -> int:
-        """Never 0."""
-        return self._random.getrandbits(128) or 1
-
-    def span_id(self) -> int:
-        """Never 0."""
-        return self._random.getrandbits(64) or 1
+        self.draw = random.Random().getrandbits  # noqa: S311 - ids need not be hard to guess
+        """Takes the number of bits: 128 for a trace, 64 for a span. 0 is no id."""
 
 
 _ids: Final = _Ids()
@@ -229,4 +223,4 @@ _ids: Final = _Ids()
 
 def _child_of(parent: SpanContext) -> SpanContext:
     """Within one description, what is decided for the parent holds for its children."""
-    return SpanContext(parent.trace_id, _ids.span_id(), False, parent.trace_flags, parent.trace_state)
+    return SpanContext(parent.trace_id, _ids.draw(64) or 1, False, parent.trace_flags, parent.trace_state)
