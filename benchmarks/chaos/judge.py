@@ -2,13 +2,15 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Whether a fault was borne as it has to be."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 TOLERANCE: Final = 0.05
 """The share of requests that may be served less than by the stock pair, and"""
 SPARE: Final = 2
 """so many requests more: the moment of a fault hits one or another."""
+TURNED_AWAY: Final = "503"
+"""How a request fails that the router turned away itself, for want of an instance that its health check has found."""
 
 
 def problems(entry: Mapping[str, Any]) -> list[str]:
@@ -25,11 +27,17 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         wrong = [subject for subject, account in entry["identity"].items() if not account["holds"]]
         yield f"the accounts do not add up: {', '.join(wrong) or 'there are none'}"
     for phase in ("during", "after"):
-        ours, theirs = entry["phases"][phase], entry["stock_phases"][phase]
+        ours, theirs = _arrived(entry["phases"][phase]), _arrived(entry["stock_phases"][phase])
         if is_fewer(ours, theirs):
             yield f"{ours[1]} of {ours[0]} served {phase}, stock {theirs[1]} of {theirs[0]}"
     if not entry["recovered"] and entry["stock_recovered"]:
         yield "not recovered from, and stock does" + (f": {entry['failure']}" if entry["failure"] else "")
+
+
+def _arrived(phase: Sequence[int]) -> tuple[int, int]:
+    """Requests that came to the pair, and those served: how many do not is up to when the router looks next."""
+    sent, served, turned_away = phase
+    return sent - turned_away, served
 
 
 def is_fewer(ours: tuple[int, int], theirs: tuple[int, int]) -> bool:

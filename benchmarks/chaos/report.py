@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaos.faults import FAULTS
-from benchmarks.chaos.judge import problems
+from benchmarks.chaos.judge import TURNED_AWAY, problems
 from benchmarks.chaos.load import Tally
 from benchmarks.chaos.trial import Observation
 
@@ -105,7 +105,7 @@ def _sums(observation: Observation) -> Tally:
 def _phases(observation: Observation) -> dict[str, list[int]]:
     cut = observation.phases
     named = {"before": cut.before, "during": cut.during, "after": cut.after}
-    return {name: [tally.sent, tally.served] for name, tally in named.items()}
+    return {name: [tally.sent, tally.served, tally.failures.get(TURNED_AWAY, 0)] for name, tally in named.items()}
 
 
 def _recovery(what: str, made: Mapping[str, Any], prefix: str) -> str:
