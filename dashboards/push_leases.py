@@ -214,7 +214,8 @@ def _wrong() -> list[Panel]:
         timeseries(
             "Invalid KV, by reason",
             "`read_after_expiry`: read when it may have been overwritten; `failed_load_served`: served though it was "
-            "not loaded; `failed_load_recomputed` is right, at the price of a prefill.",
+            "not loaded; `failed_load_recomputed` is right, at the price of a prefill; `unknown_request` is most often "
+            "a client that hung up.",
             "ops",
             rates("nixl_invalid_kv_total{SELECTED}", by="reason"),
             colours=config.of_values("nixl_invalid_kv_total", "reason"),

@@ -819,9 +819,10 @@ A failing exporter is counted in `nixl_telemetry_errors_total{signal="traces"}`;
     They may exchange KV that does not fit.
     The suite warns of it once and counts such peers in `nixl_handshake_bypassed_total`.
 
-`kv_lease_duration` (in `kv_connector_extra_config`; prefill side)
-:   Seconds for which KV is held for the decode side, 30 where not given.
-    The decode side renews that while a request waits.
+`kv_lease_duration` (in `kv_connector_extra_config`; both sides)
+:   Seconds for which the prefill side holds KV for the decode side, 30 where not given.
+    While a request waits, the decode side renews that every sixth of its own value, and the prefill side adds two
+    thirds of its own: one that is much shorter on the prefill side expires in between.
 
 `kv_load_failure_policy` (a key of `--kv-transfer-config` itself, beside `kv_role`; decode side)
 :   `fail` (vLLM's default): a request whose KV cannot be loaded fails.

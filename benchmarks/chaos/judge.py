@@ -11,6 +11,8 @@ SPARE: Final = 2
 """so many requests more: the moment of a fault hits one or another."""
 TURNED_AWAY: Final = "503"
 """How a request fails that the router turned away itself, for want of an instance that its health check has found."""
+BETWEEN_LOOKS: Final = 20
+"""Requests in the 5 s between two looks of the router: what the moment of a look makes more or fewer."""
 
 
 def problems(entry: Mapping[str, Any]) -> list[str]:
@@ -27,17 +29,22 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         wrong = [subject for subject, account in entry["identity"].items() if not account["holds"]]
         yield f"the accounts do not add up: {', '.join(wrong) or 'there are none'}"
     for phase in ("during", "after"):
-        ours, theirs = _arrived(entry["phases"][phase]), _arrived(entry["stock_phases"][phase])
+        here, there = entry["phases"][phase], entry["stock_phases"][phase]
+        ours, theirs = _arrived(here, there), _arrived(there, here)
         if is_fewer(ours, theirs):
-            yield f"{ours[1]} of {ours[0]} served {phase}, stock {theirs[1]} of {theirs[0]}"
+            yield f"{ours[1]} of {ours[0]} that arrived were served {phase}, stock {theirs[1]} of {theirs[0]}"
     if not entry["recovered"] and entry["stock_recovered"]:
         yield "not recovered from, and stock does" + (f": {entry['failure']}" if entry["failure"] else "")
 
 
-def _arrived(phase: Sequence[int]) -> tuple[int, int]:
-    """Requests that came to the pair, and those served: how many do not is up to when the router looks next."""
+def _arrived(phase: Sequence[int], other: Sequence[int]) -> tuple[int, int]:
+    """Requests that came to a pair, and those served.
+
+    What the router turns away is left out where it does so with both pairs, and not many more of the one than chance
+    makes.
+    """
     sent, served, turned_away = phase
-    return sent - turned_away, served
+    return sent - (min(turned_away, other[2] + BETWEEN_LOOKS) if other[2] else 0), served
 
 
 def is_fewer(ours: tuple[int, int], theirs: tuple[int, int]) -> bool:

@@ -47,11 +47,12 @@ class _ConnectorHooks(_Stock):
             self.connector_worker.xfer_stats = TelemetryStats()
         if settings.enabled:
             try:
-                self._attach(settings, getattr(vllm_config, "observability_config", None), audit_key)
+                rank = int(getattr(getattr(vllm_config, "parallel_config", None), "rank", 0))
+                self._attach(settings, getattr(vllm_config, "observability_config", None), audit_key, rank)
             except Exception as error:
                 logger().warning("%s runs without telemetry: %r", type(self).__name__, error)
 
-    def _attach(self, settings: Settings, observability: Any, audit_key: bytes | None) -> None:
+    def _attach(self, settings: Settings, observability: Any, audit_key: bytes | None, rank: int) -> None:
         """Put the hooks in front of what vLLM built."""
         side = self.connector_worker if self.connector_worker is not None else self.connector_scheduler
         telemetry = Telemetry(
@@ -68,6 +69,7 @@ class _ConnectorHooks(_Stock):
             },
             getattr(observability, "otlp_traces_endpoint", None),
             audit_key,
+            rank,
         )
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)

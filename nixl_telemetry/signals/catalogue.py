@@ -74,7 +74,7 @@ class Metric:
         return tuple(label.name for label in self.labels)
 
     def initial_series(self, mode: TransferMode) -> Iterable[tuple[str, ...]]:
-        """Label values that exist from the start, at 0, for a connector of ``mode``; none while a set is open."""
+        """Label values that exist from the start, at 0, for a connector of ``mode``; none where a label has none."""
         if self.kind is Kind.INFO or any(not label.values for label in self.labels):
             return ()
         only = {"direction": (DIRECTION_OF_MODE[mode].value,)}
@@ -113,7 +113,7 @@ TRANSFER_ERRORS: Final = (ErrorType.TRANSFER_SETUP, ErrorType.TRANSFER_FAILED, E
 _FACTOR: Final = Label("factor", (*FACTOR_NAMES, UNKNOWN_FACTOR))
 _DIRECTION: Final = Label("direction", tuple(Direction))
 _RANK: Final = Label("rank", ("0",), is_open=True)
-"""Of a state that differs between the ranks of an engine: each tells its own."""
+"""Of a state that differs between the workers of an engine: each tells its own."""
 _SIGNAL: Final = Label("signal", tuple(Signal))
 
 # vLLM gives a handshake 5 s for each answer; NIXL posts small reads in microseconds and moves gigabytes in seconds.
@@ -229,7 +229,8 @@ TRANSFERS_IN_FLIGHT: Final = Metric(
 TRANSFER_OLDEST: Final = Metric(
     "nixl_transfer_oldest_start_timestamp_seconds",
     Kind.STATE,
-    "When a rank's oldest transfer in flight was posted, as Unix time; 0 while none is. Looked at once a second.",
+    "When the oldest transfer in flight of a worker (`rank`, of all that the engine has) was posted, as Unix time; 0 "
+    "while none is. Looked at once a second.",
     "initiator",
     (_DIRECTION, _RANK),
 )
@@ -359,7 +360,8 @@ PUSH_UNMATCHED: Final = Metric(
 PUSH_OLDEST: Final = Metric(
     "nixl_push_unmatched_oldest_timestamp_seconds",
     Kind.STATE,
-    "Since when a rank's oldest of them waits, as Unix time; 0 while none does. Looked at once a second.",
+    "Since when the oldest of them at a worker (`rank`, of all that the engine has) waits, as Unix time; 0 while none "
+    "does. Looked at once a second.",
     "P, push",
     (Label("side", tuple(PushSide)), _RANK),
 )

@@ -36,6 +36,7 @@ class Telemetry:
         attributes: Attributes of every span and log line, and of the first record of the audit trail.
         otlp_endpoint: vLLM's ``--otlp-traces-endpoint``.
         audit_key: Key of the audit trail.
+        rank: The worker's among all workers of its engine; the tensor-parallel rank repeats in each pipeline stage.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class Telemetry:
         attributes: Attributes,
         otlp_endpoint: str | None = None,
         audit_key: bytes | None = None,
+        rank: int = 0,
     ) -> None:
         self.settings: Final = settings
         self.mode: Final = mode
         self._has_metrics = settings.metrics
-        self.rank: Final = str(attributes.get(semconv.RANK, 0))
-        """Label value of states that each rank of an engine tells for itself."""
+        self.rank: Final = str(rank)
+        """Label value of states that each worker of an engine tells for itself."""
         self._states: dict[tuple[str, ...], float] = {}
         self._engine_id = str(attributes.get(semconv.ENGINE_ID, ""))
         self._recorder = Recorder(settings.queue_size)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -35,26 +36,34 @@ class ForkedGuardian:
         """
         self.pid = pid
         self.returncode: int | None = None
+        self._lock = threading.Lock()
         self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Returns ``None`` while it runs, then 0: only its parent learns the true one."""
-        return self._ended(0.0)
+        return self._ended(0)
 
     def wait(self) -> int | None:
         """Waits for its end."""
-        return self._ended(None)
+        while self._ended(100) is None:
+            pass
+        return self.returncode
 
     def kill(self) -> None:
         """Ends it at once."""
-        if self.returncode is None:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self.returncode is None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._pidfd], [], [], timeout)[0]:
-            self.returncode = 0
-            os.close(self._pidfd)
-        return self.returncode
+    def _ended(self, timeout_ms: int) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                poll = select.poll()
+                poll.register(self._pidfd, select.POLLIN)
+                if poll.poll(timeout_ms):
+                    self.returncode = 0
+                    os.close(self._pidfd)
+            return self.returncode
 
 
 class ForkServer:
@@ -78,19 +87,26 @@ class ForkServer:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = work_dir / "forkserver.log"
-        with theirs, self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(python), str(_PROCESS), str(theirs.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=work_dir,
-                env=dict(env),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+        try:
+            with theirs, self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [str(python), str(_PROCESS), str(theirs.fileno()), *modules],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=work_dir,
+                    env=dict(env),
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._control.close()
+            raise
         try:
             self._answer(_IMPORT_SECONDS)
+        except OSError as error:
+            self.close()
+            raise self._failure(f"is not ready: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -109,10 +125,12 @@ class ForkServer:
                 socket.send_fds(self._control, [request], [control.fileno(), log.fileno()])
                 return ForkedGuardian(int(self._answer(_FORK_SECONDS)))
             except OSError as error:
+                # An answer that came later would be taken for the next one.
+                self._control.close()
                 raise self._failure(f"cannot fork: {error}") from error
 
     def close(self) -> None:
-        """Ends it, and every server that is left."""
+        """Ends it; the guardians of servers that are left then stop them."""
         self._control.close()
         try:
             self._process.wait(_END_SECONDS)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _PARENT_CHECK_SECONDS = 0.5
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 if __name__ == "__main__":
     import guardian  # type: ignore[import-not-found]  # found by path
@@ -32,6 +33,7 @@ if __name__ == "__main__":
 
 def main() -> None:
     """Serve until nobody is left to serve."""
+    parent = os.getppid()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     for name in sys.argv[2:]:
@@ -41,7 +43,12 @@ def main() -> None:
     gc.freeze()
     # Guardians are reaped by the kernel: they report over their own sockets.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    parent = os.getppid()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        raise RuntimeError(f"{threads} threads after importing {', '.join(sys.argv[2:])}: a fork would lose them")
+    # What is still buffered, each server would write into its own log.
+    sys.stdout.flush()
+    sys.stderr.flush()
     control.send(b"ready")
     while os.getppid() == parent:
         if not select.select([control], [], [], _PARENT_CHECK_SECONDS)[0]:
@@ -78,16 +85,19 @@ def _become_guardian(request: dict[str, Any], control: int, log: int) -> None:
 
 def _fork_leader(argv: Sequence[str], control: socket.socket) -> int:
     """Fork the server; only the guardian returns from here."""
+    # The guardian's handlers must not take what is meant for the server.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         # Both do it: whoever is the first to signal the group finds it.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         return pid
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in _HANDLED:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     control.close()
     os.setpgid(0, 0)
     guardian.die_with_guardian()

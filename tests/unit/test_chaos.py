@@ -394,8 +394,14 @@ def test_an_entry_has_the_schema() -> None:
         ({"recovery_seconds": None}, "not recovered"),
         ({"healed": False}, "not recovered"),
         ({"failure": "decode-1 died"}, "decode-1 died"),
-        ({"phases": Phases(Tally(3, 3, {}), Tally(40, 2, {}), Tally(50, 49, {}))}, "2 of 40 served during"),
-        ({"phases": Phases(Tally(3, 3, {}), Tally(40, 10, {}), Tally(50, 40, {}))}, "40 of 50 served after"),
+        (
+            {"phases": Phases(Tally(3, 3, {}), Tally(40, 2, {}), Tally(50, 49, {}))},
+            "2 of 40 that arrived were served during",
+        ),
+        (
+            {"phases": Phases(Tally(3, 3, {}), Tally(40, 10, {}), Tally(50, 40, {}))},
+            "40 of 50 that arrived were served after",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(changes: Mapping[str, Any], problem: str) -> None:
@@ -413,6 +419,12 @@ def test_what_the_router_turns_away_is_not_compared() -> None:
 
     assert report.entry(unlucky, lucky)["phases"]["after"] == [47, 15, 32]
     assert problems(report.entry(unlucky, lucky)) == []
+
+    # Only our pair is turned away, or far more often.
+    shut = Phases(Tally(3, 3, {}), Tally(40, 10, {}), Tally(50, 0, {"503": 50}))
+    open_ = observation(phases=Phases(Tally(3, 3, {}), Tally(40, 10, {}), Tally(50, 50, {})))
+    assert "0 of 50 that arrived were served after" in problems(report.entry(observation(phases=shut), open_))[0]
+    assert "0 of 10 that arrived were served after" in problems(report.entry(observation(phases=shut), lucky))[0]
 
 
 def test_where_stock_does_not_recover_nothing_is_asked() -> None:

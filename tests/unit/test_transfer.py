@@ -250,14 +250,14 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
     assert len(table._ended) == 0
 
 
-def test_each_rank_tells_since_when_its_oldest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that hangs on any rank is seen, whatever the others do; what ranks tell is merged by vLLM."""
+def test_each_worker_tells_since_when_its_oldest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that hangs on any is seen, whatever the others do; all stages of a pipeline have the same tensor ranks."""
     ages_s = iter((90, 30))
     monkeypatch.setattr(transfer, "now_ns", lambda: now_ns() - next(ages_s) * 10**9)
     told: Batch = {}
     settings = Settings.load({"telemetry": {"traces": False, "logs": False}}, {})
     for rank, handles in ((0, []), (1, [object(), object()])):
-        telemetry = Telemetry(settings, TransferMode.PULL, {RANK: rank})
+        telemetry = Telemetry(settings, TransferMode.PULL, {RANK: 0}, rank=rank)
         table = TransferTable(telemetry)
         for handle in handles:
             table.prepared("READ", range(12), now_ns(), handle)
