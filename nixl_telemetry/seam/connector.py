@@ -52,7 +52,7 @@ class _ConnectorHooks(_Stock):
             except Exception as error:
                 logger().warning("%s runs without telemetry: %r", type(self).__name__, error)
 
-    def _attach(self, settings: Settings, observability: Any, audit_key: bytes | None, rank: int) -> None:
+    def _attach(self, settings: Settings, observability: Any, audit_key: bytes | None, rank: int = 0) -> None:
         """Put the hooks in front of what vLLM built."""
         side = self.connector_worker if self.connector_worker is not None else self.connector_scheduler
         telemetry = Telemetry(
