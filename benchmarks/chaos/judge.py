@@ -5,14 +5,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.chaos.load import CLIENTS, LOOK_SECONDS, PACE_SECONDS
+
 TOLERANCE: Final = 0.05
 """The share of requests that may be served less than by the stock pair, and"""
 SPARE: Final = 2
 """so many requests more: the moment of a fault hits one or another."""
 TURNED_AWAY: Final = "503"
 """How a request fails that the router turned away itself, for want of an instance that its health check has found."""
-BETWEEN_LOOKS: Final = 20
-"""Requests in the 5 s between two looks of the router: what the moment of a look makes more or fewer."""
+BETWEEN_LOOKS: Final = round(CLIENTS * LOOK_SECONDS / PACE_SECONDS)
+"""Requests between two looks of the router: what the moment of a look makes more or fewer."""
 
 
 def problems(entry: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,8 @@ from nixl_telemetry.testbed.pair import REMOTE_DECODE
 
 CLIENTS: Final = 2
 PACE_SECONDS: Final = 0.5
+LOOK_SECONDS: Final = 5
+"""How often the router looks which instances are up."""
 """From one request of a client to its next one, unless the answer takes longer: failing at once must not mean more
 requests."""
 REQUEST_SECONDS: Final = 20.0

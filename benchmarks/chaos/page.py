@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from benchmarks.chaos.faults import FAULTS
 from benchmarks.chaos.judge import BETWEEN_LOOKS, SPARE, TOLERANCE, TURNED_AWAY
-from benchmarks.chaos.load import CLIENTS, LENGTHS, MAX_TOKENS, PACE_SECONDS, REQUEST_SECONDS
+from benchmarks.chaos.load import CLIENTS, LENGTHS, LOOK_SECONDS, MAX_TOKENS, PACE_SECONDS, REQUEST_SECONDS
 from benchmarks.chaos.trial import LIMIT_SECONDS, NEEDED
 
 PATH: Final = Path(__file__).resolve().parents[2] / "docs" / "resilience.md"
@@ -51,7 +51,8 @@ A run fails where a fault is not named, where an account does not add up, where 
 does, and where fewer requests are served than by the stock pair, during the fault or after it: by more than
 {TOLERANCE:.0%} of them and {SPARE} more.
 Those that the router turns away itself ({TURNED_AWAY}) are left out of that comparison where it does so with both
-pairs, up to {BETWEEN_LOOKS} more of the one: it finds an instance that is up again with its next look, every 5 s.
+pairs, up to {BETWEEN_LOOKS} more of the one: it finds an instance that is up again with its next look, every
+{LOOK_SECONDS} s.
 The counts and the times to recover in the table leave nothing out.
 """
 

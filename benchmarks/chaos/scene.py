@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import httpx
 
-from benchmarks.chaos.load import REQUEST_SECONDS, asking, questions
+from benchmarks.chaos.load import LOOK_SECONDS, REQUEST_SECONDS, asking, questions
 from benchmarks.fleet import NAMES
 from benchmarks.load import Request
 from benchmarks.receiver import RawReceiver
@@ -38,7 +38,7 @@ _EXPORT_SECONDS: Final = 2
 _ROUTER_ARGUMENTS: Final = (
     "--disable-retries",  # a request that fails must show
     "--disable-circuit-breaker",  # it would keep a pair away for a minute that has recovered
-    *("--health-check-interval-secs", "5"),
+    *("--health-check-interval-secs", str(LOOK_SECONDS)),
 )
 _MIB: Final = 2**20
 

@@ -102,10 +102,8 @@ class PeerTraffic:
         """Record transfers that ended together, on the engine's thread."""
         counts: dict[tuple[str, str], int] = {}
         moved: dict[str, tuple[int, float, int]] = {}
-        labels: dict[int, str] = {}
         for transfer in ended:
-            peer = transfer.peer
-            label = labels.get(id(peer)) or labels.setdefault(id(peer), self.label(peer))
+            label = self.label(transfer.peer)
             key = label, transfer.error or ""
             counts[key] = counts.get(key, 0) + 1
             if transfer.error is None:

@@ -215,8 +215,7 @@ class Transfer:
         table.telemetry.record_all(((counted.durations[error], self.duration_s), level))
         if not table.telemetry.emit(self.describe):
             self._take_moves()
-        if table.telemetry.has_audit_trail:
-            table.telemetry.audit(self.audit_record)
+        table.telemetry.audit(self.audit_record)
 
     def _tell(self, request: Request) -> None:
         """Tell who waits for the transfer."""

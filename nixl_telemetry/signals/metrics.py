@@ -90,9 +90,7 @@ class Recorder:
 
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
-        # Looked up here first: this is called for each transfer.
-        series = self._series.get((metric.name, labels)) or self.series(metric, labels)
-        self.add_all(((series, value),))
+        self.add_all(((self.series(metric, labels), value),))
 
     def add_all(self, updates: Sequence[Update]) -> None:
         """Record several at once; as with :meth:`add`, they are dropped one by one where there is no room."""

@@ -67,7 +67,6 @@ class Telemetry:
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
         self._open_trail = self._trail
-        self.has_audit_trail: Final = self._trail is not None
         self.blocks: Final = BlockBudget()
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
         self.emit: Final = self._export.submit

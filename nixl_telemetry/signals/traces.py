@@ -111,18 +111,18 @@ class SpanWriter:
     def new_context(self, parent: SpanContext | None, name: SpanName, kind: SpanKind) -> SpanContext:
         """Ids for a span that begins; its sampling is decided now."""
         trace_id = parent.trace_id if parent is not None else _ids.draw(128) or 1
-        span_id = _ids.draw(64) or 1
         sampler = self._provider.sampler
         if sampler is DEFAULT_ON:
             # By far the most frequent one, on the engine's thread: what it would say is known.
-            sampled = parent is None or parent.trace_flags.sampled
-            flags = _SAMPLED if sampled else _NOT_SAMPLED
+            is_sampled = parent is None or parent.trace_flags.sampled
             state = parent.trace_state if parent is not None else None
-            return SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=state)
-        around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
-        result = sampler.should_sample(around, trace_id, name, kind)
-        flags = _SAMPLED if result.decision is Decision.RECORD_AND_SAMPLE else _NOT_SAMPLED
-        return SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=result.trace_state)
+        else:
+            around = trace.set_span_in_context(NonRecordingSpan(parent), Context()) if parent is not None else Context()
+            result = sampler.should_sample(around, trace_id, name, kind)
+            is_sampled = result.decision is Decision.RECORD_AND_SAMPLE
+            state = result.trace_state
+        flags = _SAMPLED if is_sampled else _NOT_SAMPLED
+        return SpanContext(trace_id, _ids.draw(64) or 1, is_remote=False, trace_flags=flags, trace_state=state)
 
     def write(self, span: Span) -> SpanContext | None:
         """Export a span with its children if its trace is sampled, or if it is to be kept.

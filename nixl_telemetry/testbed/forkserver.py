@@ -87,26 +87,19 @@ class ForkServer:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = work_dir / "forkserver.log"
-        try:
-            with theirs, self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [str(python), str(_PROCESS), str(theirs.fileno()), *modules],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=work_dir,
-                    env=dict(env),
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-        except BaseException:
-            self._control.close()
-            raise
+        with theirs, self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(python), str(_PROCESS), str(theirs.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=work_dir,
+                env=dict(env),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
         try:
             self._answer(_IMPORT_SECONDS)
-        except OSError as error:
-            self.close()
-            raise self._failure(f"is not ready: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -125,8 +118,6 @@ class ForkServer:
                 socket.send_fds(self._control, [request], [control.fileno(), log.fileno()])
                 return ForkedGuardian(int(self._answer(_FORK_SECONDS)))
             except OSError as error:
-                # An answer that came later would be taken for the next one.
-                self._control.close()
                 raise self._failure(f"cannot fork: {error}") from error
 
     def close(self) -> None:
@@ -139,8 +130,13 @@ class ForkServer:
             self._process.wait()
 
     def _answer(self, timeout: float) -> bytes:
-        self._control.settimeout(timeout)
-        answer = self._control.recv(1 << 16)
+        try:
+            self._control.settimeout(timeout)
+            answer = self._control.recv(1 << 16)
+        except OSError as error:
+            # An answer that came later would be taken for the next one.
+            self._control.close()
+            raise self._failure(f"does not answer: {error}") from error
         if not answer:
             raise self._failure("died")
         return answer

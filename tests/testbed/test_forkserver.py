@@ -8,8 +8,7 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import pytest
 from nixl_telemetry.testbed.errors import ProcessDiedError, ProcessError
 from nixl_telemetry.testbed.forkserver import ForkServer
 from nixl_telemetry.testbed.processes import ManagedProcess
-from nixl_telemetry.testbed.procfs import process_info
+from tests.support.peers import wait_until
+from tests.support.processes import all_gone
 
 _LONG = 60.0
 """Only a bound: on a shared machine a small program may take long to come up."""
@@ -67,29 +67,16 @@ def server(folder: Path, forkserver: ForkServer, *arguments: str) -> ManagedProc
     return ManagedProcess("-".join(arguments), argv, work_dir=folder, env=env, stop_timeout=2, forkserver=forkserver)
 
 
-def wait_until(holds: Callable[[], object]) -> None:
-    """Fails if it does not hold soon."""
-    deadline = time.monotonic() + _LONG
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_up(process: ManagedProcess) -> bool:
     """Whether it has told its facts."""
     return process.log_text().endswith("}\n")
-
-
-def are_gone(pids: Collection[int]) -> bool:
-    """Whether none of them is there."""
-    return not any(process_info(pid) for pid in pids)
 
 
 def test_it_runs_as_if_it_had_been_executed(folder: Path, forkserver: ForkServer) -> None:
     """Twice, since the module was imported by neither before."""
     for name in ("first", "second"):
         with server(folder, forkserver, "serve", name) as process:
-            wait_until(partial(is_up, process))
+            assert wait_until(partial(is_up, process), _LONG)
             facts = json.loads(process.log_text())
             assert len(process.members()) == 2
             members = [info.pid for info in process.members()]
@@ -105,7 +92,7 @@ def test_it_runs_as_if_it_had_been_executed(folder: Path, forkserver: ForkServer
         assert facts["env"] == {"PYTHONPATH": str(folder / "own"), "MARK": "it"}
         assert facts["pid"] == facts["group"] == process.pid
         assert facts["made_by"] not in (os.getpid(), process.pid)
-        wait_until(partial(are_gone, members))
+        assert wait_until(partial(all_gone, members), _LONG)
 
 
 @pytest.mark.parametrize(("how", "status", "said"), [("raise", 1, "OSError: no such luck"), ("exit", 7, "finished")])
@@ -123,9 +110,9 @@ def test_its_end_is_told(folder: Path, forkserver: ForkServer, how: str, status:
 
 def test_it_stands_still_and_is_killed_like_any_other(folder: Path, forkserver: ForkServer) -> None:
     with server(folder, forkserver, "serve") as process:
-        wait_until(lambda: len(process.members()) == 2)
+        assert wait_until(lambda: len(process.members()) == 2, _LONG)
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: [info.state for info in process.members() if info.pid == process.pid] == ["T"])
+        assert wait_until(lambda: [info.state for info in process.members() if info.pid == process.pid] == ["T"], _LONG)
         report = process.kill()
 
     assert report.returncode == -signal.SIGKILL
@@ -137,10 +124,10 @@ def test_no_server_outlives_its_fork_server(folder: Path) -> None:
     with ForkServer(Path(sys.executable), ["preloaded"], {"PYTHONPATH": str(folder / "before")}, folder) as forkserver:
         process = server(folder, forkserver, "serve")
         process.start()
-        wait_until(lambda: len(process.members()) == 2)
+        assert wait_until(lambda: len(process.members()) == 2, _LONG)
         members = [info.pid for info in process.members()]
         forkserver._process.kill()
-        wait_until(partial(are_gone, members))
+        assert wait_until(partial(all_gone, members), _LONG)
         process.stop()
 
         with pytest.raises(ProcessError, match="the fork server"):

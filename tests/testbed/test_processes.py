@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ import pytest
 from nixl_telemetry.testbed.errors import ProcessDiedError, ProcessError, ProcessNotReadyError
 from nixl_telemetry.testbed.processes import ManagedProcess, stop_all
 from nixl_telemetry.testbed.procfs import process_info
+from tests.support.peers import wait_until
+from tests.support.processes import all_gone
 
 # Only a bound: on a shared machine a small program may take long to come up.
 _LONG = 60.0
@@ -69,20 +71,9 @@ with ManagedProcess("tree", [sys.executable, "-c", tree, str(work / "pids")], wo
 """
 
 
-def _wait_until(condition: Callable[[], bool], timeout: float = _LONG) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not within the time"
-        time.sleep(0.02)
-
-
 def _pids(work: Path) -> list[int]:
     file = work / "pids"
     return [int(pid) for pid in file.read_text().split()] if file.exists() else []
-
-
-def _all_gone(pids: list[int]) -> bool:
-    return all(process_info(pid) is None for pid in pids)
 
 
 def _tree(work: Path, *, stubborn: bool = False, stop_timeout: float = 5.0) -> ManagedProcess:
@@ -114,13 +105,13 @@ def test_nothing_outlives_the_owner(tmp_path: Path, how: str) -> None:
 
     assert owner.returncode != 0
     assert len(_pids(tmp_path)) == 3
-    _wait_until(lambda: _all_gone(_pids(tmp_path)))
+    assert wait_until(lambda: all_gone(_pids(tmp_path)), _LONG)
 
 
 def test_stop_ends_the_whole_tree_and_says_what_it_killed(tmp_path: Path, started_tree: ManagedProcess) -> None:
     report = started_tree.stop()
 
-    assert _all_gone(_pids(tmp_path))
+    assert all_gone(_pids(tmp_path))
     assert report.returncode == -signal.SIGTERM
     assert len(report.killed) == 2
 
@@ -137,12 +128,14 @@ def test_a_leader_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> None
 
 def test_a_paused_tree_stops_too(tmp_path: Path, started_tree: ManagedProcess) -> None:
     started_tree.send_signal(signal.SIGSTOP)
-    _wait_until(lambda: all(info.state == "T" for info in started_tree.members() if info.group == started_tree.pid))
+    assert wait_until(
+        lambda: all(info.state == "T" for info in started_tree.members() if info.group == started_tree.pid), _LONG
+    )
 
     report = started_tree.stop()
 
     assert report.returncode == -signal.SIGTERM
-    assert _all_gone(_pids(tmp_path))
+    assert all_gone(_pids(tmp_path))
 
 
 def test_the_members_are_the_tree(tmp_path: Path, started_tree: ManagedProcess) -> None:
@@ -152,7 +145,7 @@ def test_the_members_are_the_tree(tmp_path: Path, started_tree: ManagedProcess) 
 def test_a_killed_leader_takes_its_children_along(tmp_path: Path, started_tree: ManagedProcess) -> None:
     os.kill(started_tree.pid, signal.SIGKILL)
 
-    _wait_until(lambda: _all_gone(_pids(tmp_path)))
+    assert wait_until(lambda: all_gone(_pids(tmp_path)), _LONG)
     assert not started_tree.is_running()
     assert started_tree.stop().returncode == -signal.SIGKILL
 
@@ -162,7 +155,7 @@ def test_a_killed_guardian_takes_the_leader_along(tmp_path: Path, started_tree: 
     assert guardian is not None
     os.kill(guardian.parent, signal.SIGKILL)
 
-    _wait_until(lambda: process_info(started_tree.pid) is None)
+    assert wait_until(lambda: process_info(started_tree.pid) is None, _LONG)
     assert not started_tree.is_running()
     for pid in _pids(tmp_path):
         if pid != started_tree.pid:
