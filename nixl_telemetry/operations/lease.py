@@ -115,7 +115,7 @@ class LeaseTable:
         spans = self.telemetry.spans
         context = spans.new_context(parent, SpanName.LEASE, SpanKind.PRODUCER) if spans.is_exporting else None
         lease = self._leases[request_id] = Lease(request_id, blocks, parent, context, _deadline_ns(granted_s))
-        self.telemetry.record_all(((self._opened, 1), (self._held, 1), (self._blocks_held, blocks)))
+        self.telemetry.record_all(((self._opened, (1,)), (self._held, (1,)), (self._blocks_held, (blocks,))))
         self.telemetry.ensure_watched()
         return lease
 
@@ -148,9 +148,9 @@ class LeaseTable:
     def _end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         lease.end_ns = now_ns()
         lease.outcome = outcome
-        updates: list[Update] = [(self._held, -1), (self._blocks_held, -lease.blocks)]
+        updates: list[Update] = [(self._held, (-1,)), (self._blocks_held, (-lease.blocks,))]
         if outcome in self._durations:
-            updates.append((self._durations[outcome], lease.duration_s))
+            updates.append((self._durations[outcome], (lease.duration_s,)))
         self.telemetry.record_all(updates)
         self.telemetry.emit(lease.describe)
 

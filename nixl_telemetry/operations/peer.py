@@ -6,6 +6,8 @@ import socket
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from nixl_telemetry.operations.errors import TEXT_LIMIT
+
 
 class Peer(NamedTuple):
     """A peer instance."""
@@ -37,6 +39,14 @@ class PeerBook:
     def find(self, engine_id: str) -> Peer:
         """The peer, without an address if it was never met."""
         return self._peers.get(engine_id) or Peer(engine_id)
+
+    def at(self, engine_id: object, host: object, port: object) -> Peer:
+        """The peer as a client's request names it: with anything where its address should be."""
+        known = self._peers.get(engine_id) if isinstance(engine_id, str) else None
+        if known is not None and known.host == host and known.port == port:
+            return known
+        number = port if isinstance(port, int) else int(port) if isinstance(port, str) and port.isdecimal() else 0
+        return Peer(str(engine_id)[:TEXT_LIMIT], str(host)[:TEXT_LIMIT], number)
 
 
 def is_listening(host: str, port: int, timeout_seconds: float) -> bool:

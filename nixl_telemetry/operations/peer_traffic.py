@@ -3,9 +3,8 @@
 """What became of transfers and handshakes with each peer, and how fast each is: one sick pair among healthy ones."""
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.signals import semconv
@@ -19,6 +18,7 @@ from nixl_telemetry.signals.catalogue import (
 )
 from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Description, LogLine
+from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.semconv import ErrorType, EventName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -60,19 +60,6 @@ class _Speed:
         return True
 
 
-class Ended(Protocol):
-    """A transfer that ended."""
-
-    error: ErrorType | None
-    end_ns: int
-    size_bytes: int
-    duration_s: float
-
-    @property
-    def peer(self) -> Peer:
-        """With whom."""
-
-
 class PeerTraffic:
     """The peers of one worker: counted once a step; speeds, on the export thread.
 
@@ -98,25 +85,18 @@ class PeerTraffic:
             known = self._labels[address] = f"{peer.host}:{peer.port}"
         return known
 
-    def transferred(self, ended: Iterable[Ended]) -> None:
-        """Record transfers that ended together, on the engine's thread."""
-        counts: dict[tuple[str, str], int] = {}
-        moved: dict[str, tuple[int, float, int]] = {}
-        for transfer in ended:
-            label = self.label(transfer.peer)
-            key = label, transfer.error or ""
-            counts[key] = counts.get(key, 0) + 1
-            if transfer.error is None:
-                size_bytes, seconds, last_ns = moved.get(label, (0, 0.0, 0))
-                last_ns = max(last_ns, transfer.end_ns)
-                moved[label] = size_bytes + transfer.size_bytes, seconds + transfer.duration_s, last_ns
-        record = self.telemetry.record
-        for (label, error), count in counts.items():
-            record(PEER_TRANSFERS, label, error, value=count)
-        for label, (size_bytes, seconds, last_ns) in moved.items():
-            record(PEER_TRANSFER_BYTES, label, value=size_bytes)
-            record(PEER_TRANSFER_SECONDS, label, value=seconds)
-            self.telemetry.record_state(PEER_LAST_SUCCESS, label, value=(last_ns + unix_offset_ns()) / 1e9)
+    def transferred(
+        self, peer: Peer, error: ErrorType | None, count: int, size_bytes: int, seconds: float, last_ns: int
+    ) -> None:
+        """Record transfers with a peer that ended alike, in one step; ``last_ns`` is when the last of them did."""
+        label = self.label(peer)
+        series = self.telemetry.series
+        updates: list[Update] = [(series(PEER_TRANSFERS, label, error or ""), (count,))]
+        if error is None:
+            updates.append((series(PEER_TRANSFER_BYTES, label), (size_bytes,)))
+            updates.append((series(PEER_TRANSFER_SECONDS, label), (seconds,)))
+            updates.append((series(PEER_LAST_SUCCESS, label), ((last_ns + unix_offset_ns()) / 1e9,)))
+        self.telemetry.record_all(updates)
 
     @guarded
     def shook_hands(self, peer: Peer, error: ErrorType | None) -> None:

@@ -3,8 +3,9 @@
 """The life cycle of a receive: a request of the decode side waits for its KV, and for what it waits."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -81,8 +82,7 @@ class Receive:
     """Blocks of vLLM's block size, over all KV cache groups; 0 where none is needed: the prefix cache had all of them,
     or the request was aborted before it was scheduled. The peer is then told that it may free its own."""
     origin: Origin
-    context: SpanContext | None
-    start_ns: int = field(default_factory=now_ns)
+    start_ns: int
     ready_ns: int = 0
     """The handshake that it waited for is done."""
     turn_ns: int = 0
@@ -104,6 +104,19 @@ class Receive:
     """In push: whether the peer has its half under an id that can never match this one's."""
     long_wait: Event | None = None
     """That it has waited so long that the log tells of it."""
+    _context: SpanContext | None = None
+
+    @property
+    def context(self) -> SpanContext | None:
+        """Of its span; ``None`` where spans go nowhere.
+
+        Made when it is first asked for: on the engine's thread where a handshake or the peer is told of it, else on the
+        export thread once it has ended.
+        """
+        spans = self.telemetry.spans
+        if self._context is None and spans.is_exporting:
+            self._context = spans.new_context(self.parent, SpanName.RECEIVE, SpanKind.CONSUMER)
+        return self._context
 
     @property
     def parent(self) -> SpanContext | None:
@@ -277,10 +290,7 @@ class ReceiveTable:
         if len(self._receives) >= self.LIMIT:
             self._receives.pop(next(iter(self._receives)))
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
-        spans = self.telemetry.spans
-        receive = Receive(self.telemetry, request_id, remote_request_id, peer, blocks, origin, None)
-        if spans.is_exporting:
-            receive.context = spans.new_context(origin.parent or origin.lease, SpanName.RECEIVE, SpanKind.CONSUMER)
+        receive = Receive(self.telemetry, request_id, remote_request_id, peer, blocks, origin, now_ns())
         self._receives[request_id] = receive
         self.telemetry.ensure_watched()
         return receive
@@ -307,15 +317,14 @@ class ReceiveTable:
         Returns:
             Those that ended without their KV.
         """
-        without = []
+        ended = []
         for request_id in request_ids:
-            receive = self._receives.get(request_id)
+            receive = self._receives.pop(request_id, None)
             if receive is not None:
-                has_failed = receive.error is not None if failed is None else request_id in failed
-                self._end(request_id, failed=has_failed)
-                if has_failed:
-                    without.append(request_id)
-        return without
+                receive.finish(receive.error is not None if failed is None else request_id in failed)
+                ended.append(receive)
+        self._count(ended)
+        return [receive.request_id for receive in ended if receive.error is not None]
 
     @guarded
     def notified(self, request_id: str, is_peer_valid: bool) -> None:
@@ -353,9 +362,15 @@ class ReceiveTable:
 
     def _end(self, request_id: str, *, failed: bool, message: str = "vLLM reports that loading failed") -> None:
         receive = self._receives.pop(request_id, None)
-        if receive is None:
-            return
-        receive.finish(failed, message)
-        # Nobody waits for blocks that are there already: the peer is only told so.
-        if receive.blocks or failed:
-            self.telemetry.record_all(((self._waits[receive.outcome], receive.duration_s),))
+        if receive is not None:
+            receive.finish(failed, message)
+            self._count((receive,))
+
+    def _count(self, ended: Iterable[Receive]) -> None:
+        """Record how long receives have waited that ended together."""
+        waits: defaultdict[ReceiveOutcome, list[float]] = defaultdict(list)
+        for receive in ended:
+            # Nobody waits for blocks that are there already: the peer is only told so.
+            if receive.blocks or receive.error is not None:
+                waits[receive.outcome].append(receive.duration_s)
+        self.telemetry.record_all([(self._waits[outcome], durations) for outcome, durations in waits.items()])

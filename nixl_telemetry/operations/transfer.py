@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.audit.chain import Record
 from nixl_telemetry.operations.errors import text_of
@@ -70,22 +70,28 @@ class Request:
     remote_blocks: BlockGroups = ()
     by_region: bool = False
     """Whether there is a list of blocks for each region of memory, instead of each KV cache group."""
-    parent: SpanContext | None = None
-    """Whose span the transfers belong to: the receive, which in push is the peer's."""
-    links: tuple[SpanContext, ...] = ()
     receive: Receive | None = None
     """What waits for the transfers in this process, in pull."""
+    cause: SpanContext | None = None
+    """Whose span the transfers belong to, in push: the peer's receive, or the lease."""
+    links: tuple[SpanContext, ...] = ()
     deliveries: Deliveries | None = None
     """Who is to know whether its KV arrived at the peer, in push."""
     unfinished: int = 0
     """Transfers that were started for it and have not ended."""
     has_transfer: bool = False
 
-    def transfer_ended(self) -> None:
-        """What waits to be exported or written must not hold more lists of blocks than are bounded for."""
-        self.unfinished -= 1
-        if self.unfinished <= 0:
-            self.local_blocks = self.remote_blocks = ()
+    @property
+    def parent(self) -> SpanContext | None:
+        """Whose span the transfers belong to."""
+        return self.receive.context if self.receive is not None else self.cause
+
+    @property
+    def blocks(self) -> int:
+        """How many are moved, over all groups."""
+        counts = map(len, self.local_blocks)
+        # Regions of one group hold the same blocks, and which belong together is not said here: the longest counts.
+        return max(counts, default=0) if self.by_region else sum(counts)
 
 
 class Current(threading.local):
@@ -129,25 +135,26 @@ class Counted:
         self.descriptors: Final = series(TRANSFER_DESCRIPTORS, direction)
         self._telemetry = telemetry
 
-    def moved(self, transfers: "Sequence[Transfer]") -> None:
-        """Record what transfers have moved that ended together."""
-        if not transfers:
-            return
-        # One loop: what it saves for each transfer is as much as a hook takes.
-        updates: list[Update] = []
-        blocks = descriptors = size_bytes = 0
-        is_measured = False
-        for one in transfers:
-            updates.append((self.observation_delay, one.observation_delay_s))
-            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
-            if one.is_first:
-                blocks += one.blocks
-            descriptors += one.descriptors
-            size_bytes += one.size_bytes
-            is_measured = is_measured or one.is_measured
-        updates += [(self.blocks, blocks), (self.descriptors, descriptors)]
-        if is_measured:
-            updates.append((self.size_bytes, size_bytes))
+    def post(self, count: int) -> None:
+        """Record how many were posted in a step."""
+        self._telemetry.record_all(((self.posted, (count,)), (self.in_flight, (count,))))
+
+    def end(self, transfers: "Sequence[Transfer]", error: ErrorType | None, posted: bool, size_bytes: int) -> None:
+        """Record transfers that ended alike, in one step: how long they took, and what they moved if they were done."""
+        updates: list[Update] = [
+            # One that could not be prepared counts as posted, so that the numbers add up.
+            (self.in_flight, (-len(transfers),)) if posted else (self.posted, (len(transfers),)),
+            (self.durations[error], [one.duration_s for one in transfers]),
+        ]
+        if error is None:
+            updates += [
+                (self.observation_delay, [one.observation_delay_s for one in transfers]),
+                # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
+                (self.blocks, [one.blocks for one in transfers if one.is_first]),
+                (self.descriptors, [one.descriptors for one in transfers]),
+            ]
+        if size_bytes:
+            updates.append((self.size_bytes, (size_bytes,)))
         self._telemetry.record_all(updates)
 
 
@@ -159,12 +166,13 @@ class Transfer:
     operation: str
     descriptors: int
     request: Request | None
-    conflict: ModeConflict | None
     counted: Counted
+    peer: Peer
     start_ns: int
     """When it was prepared, until it is posted."""
     is_first: bool = True
     """Whether it is the first that moves these blocks."""
+    conflict: ModeConflict | None = None
     last_poll_ns: int = 0
     end_ns: int = 0
     posted: bool = False
@@ -194,31 +202,18 @@ class Transfer:
         """Record the outcome; a second call does nothing."""
         if self.end_ns:
             return
-        self.end_ns = now_ns()
+        end_ns = self.end_ns = now_ns()
         if not self.is_measured:
-            self.duration_s = (self.end_ns - self.start_ns) / 1e9
+            self.duration_s = (end_ns - self.start_ns) / 1e9
         # Our clock starts before NIXL's: a delay cannot be longer than the whole.
-        self.observation_delay_s = min((self.end_ns - (self.last_poll_ns or self.start_ns)) / 1e9, self.duration_s)
-        self.error = error
-        self.message = message
-        request = self.request
-        if request is not None:
-            self._tell(request)
-            self.blocks = _count_blocks(request)
-            self._hold_blocks(request)
-            request.transfer_ended()
-        table = self.table
-        table.keep(self)
-        counted = self.counted
-        # One that could not be prepared counts as posted, so that the numbers add up.
-        level = (counted.in_flight, -1) if self.posted else (counted.posted, 1)
-        table.telemetry.record_all(((counted.durations[error], self.duration_s), level))
-        if not table.telemetry.emit(self.describe):
-            self._take_moves()
-        table.telemetry.audit(self.audit_record)
+        self.observation_delay_s = min((end_ns - (self.last_poll_ns or self.start_ns)) / 1e9, self.duration_s)
+        self.error, self.message = error, message
+        if self.request is not None:
+            self._end_for(self.request)
+        self.table.hand_over(self)
 
-    def _tell(self, request: Request) -> None:
-        """Tell who waits for the transfer."""
+    def _end_for(self, request: Request) -> None:
+        """Tell who waits for the transfer, and take over the lists of blocks."""
         if request.receive is not None:
             request.receive.done_ns = self.end_ns
             if self.error is not None:
@@ -228,19 +223,22 @@ class Transfer:
                 request.deliveries.arrived(request.request_id)
             else:
                 request.deliveries.failed(request.request_id)
-
-    def _hold_blocks(self, request: Request) -> None:
-        """Keep the lists for spans of blocks, where there are to be any."""
+        self.blocks = request.blocks
         telemetry = self.table.telemetry
-        parent = request.parent
-        is_sampled = parent is None or parent.trace_flags & TraceFlags.SAMPLED
-        if not telemetry.spans.makes_block_spans or not is_sampled or not self.is_first:
-            return
-        if telemetry.blocks.take(self.blocks):
-            self.held = request.local_blocks, request.remote_blocks
-        else:
-            self.moves_dropped = True
-            telemetry.record(TELEMETRY_DROPPED, Signal.BLOCKS)
+        if self.is_first and telemetry.spans.makes_block_spans:
+            if telemetry.blocks.take(self.blocks):
+                self.held = request.local_blocks, request.remote_blocks
+            else:
+                self.moves_dropped = True
+                telemetry.record(TELEMETRY_DROPPED, Signal.BLOCKS)
+        request.unfinished -= 1
+        if request.unfinished <= 0:
+            # What waits to be exported or written must not hold more lists than are bounded for.
+            request.local_blocks = request.remote_blocks = ()
+
+    def drop_moves(self) -> None:
+        """It will not be described."""
+        self._take_moves()
 
     def _take_moves(self) -> BlockMoves | None:
         held, self.held = self.held, None
@@ -253,17 +251,11 @@ class Transfer:
         """Who moved whose KV, for the audit trail."""
         return Record("transfer", {**self._attributes(), **self._outcome().keys()})
 
-    @property
-    def peer(self) -> Peer:
-        """With whom."""
-        return self.request.peer if self.request is not None else NOBODY
-
     def describe(self) -> Description:
         """The span and the log line."""
         moves = self._take_moves()
         if self.request is not None and self.is_measured:
-            peers, peer = self.table.peers, self.request.peer
-            peers.measure(peer, self.size_bytes, self.duration_s, self.observation_delay_s)
+            self.table.peers.measure(self.peer, self.size_bytes, self.duration_s, self.observation_delay_s)
         attributes = self._attributes()
         slow_s = self.table.telemetry.settings.slow_transfer_seconds
         if self.moves_dropped:
@@ -303,15 +295,14 @@ class Transfer:
             semconv.TRANSFER_OBSERVATION_DELAY: self.observation_delay_s,
         }
         if self.request is not None:
-            peer = self.request.peer
             attributes |= {
                 semconv.REQUEST_ID: self.request.request_id,
                 semconv.REMOTE_REQUEST_ID: self.request.remote_request_id,
-                semconv.REMOTE_ENGINE_ID: peer.engine_id,
+                semconv.REMOTE_ENGINE_ID: self.peer.engine_id,
                 semconv.REMOTE_RANK: self.request.remote_rank,
             }
-            if peer.host:
-                attributes |= {semconv.SERVER_ADDRESS: peer.host, semconv.SERVER_PORT: peer.port}
+            if self.peer.host:
+                attributes |= {semconv.SERVER_ADDRESS: self.peer.host, semconv.SERVER_PORT: self.peer.port}
         if self.is_measured:
             attributes |= {
                 semconv.TRANSFER_BYTES: self.size_bytes,
@@ -319,12 +310,6 @@ class Transfer:
                 semconv.TRANSFER_POST_DURATION: self.post_duration_s,
             }
         return attributes
-
-
-def _count_blocks(request: Request) -> int:
-    counts = map(len, request.local_blocks)
-    # Regions of one group hold the same blocks, and which belong together is not said here: the longest counts.
-    return max(counts, default=0) if request.by_region else sum(counts)
 
 
 class TransferTable:
@@ -343,13 +328,17 @@ class TransferTable:
         self.on_notifications: Callable[[dict[str, list[bytes]]], object] = len
         """Told of what peers have sent, by agent, on the thread that asks NIXL for it."""
         self._mode = ModeCheck(telemetry)
+        self._expected = next(name for name, mode in MODE_OF_OPERATION.items() if mode is telemetry.mode)
         self._read = Counted(telemetry, Direction.READ)
         self._written = Counted(telemetry, Direction.WRITE)
         # By identity (vLLM passes on the same one), without keeping it alive: its finaliser releases NIXL's memory.
         self._transfers: dict[int, Transfer] = {}
-        self._ended: Final[deque[Transfer]] = deque()
+        # Without metrics nobody would ever take them.
+        limit = None if telemetry.settings.metrics else 0
+        self.posted: Final[deque[Counted]] = deque(maxlen=limit)
+        """For each transfer that was posted in this step, where it counts."""
+        self.ended: Final[deque[Transfer]] = deque(maxlen=limit)
         """Those that ended in this step."""
-        self._is_counted = telemetry.settings.metrics
         telemetry.watch(self._look)
         telemetry.sum_up(self._report)
 
@@ -373,14 +362,14 @@ class TransferTable:
         self._start(operation, descriptors, start_ns).finish(ErrorType.TRANSFER_SETUP, text_of(error))
 
     def _start(self, operation: str, descriptors: Sized, start_ns: int) -> Transfer:
-        mode = MODE_OF_OPERATION.get(operation, operation)
-        conflict = None
-        if mode != self.telemetry.mode:
-            context = {semconv.TRANSFER_OPERATION: operation}
-            conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
-        request = self.current.request
         counted = self._written if operation == "WRITE" else self._read
-        transfer = Transfer(self, operation, len(descriptors), request, conflict, counted, start_ns)
+        request = self.current.request
+        peer = request.peer if request is not None else NOBODY
+        transfer = Transfer(self, operation, len(descriptors), request, counted, peer, start_ns)
+        if operation != self._expected:
+            mode = MODE_OF_OPERATION.get(operation, operation)
+            context = {semconv.TRANSFER_OPERATION: operation}
+            transfer.conflict = self._mode.compare(ConflictSource.OPERATION, mode, context)
         if request is not None:
             transfer.is_first = not request.has_transfer
             request.has_transfer = True
@@ -394,8 +383,7 @@ class TransferTable:
         if transfer is not None and not transfer.posted:
             transfer.posted = True
             transfer.start_ns = now_ns()
-            counted = transfer.counted
-            self.telemetry.record_all(((counted.posted, 1), (counted.in_flight, 1)))
+            self.posted.append(transfer.counted)
 
     @guarded
     def posting_failed(self, handle: object, error: BaseException) -> None:
@@ -460,24 +448,36 @@ class TransferTable:
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
 
-    def keep(self, transfer: Transfer) -> None:
-        """A transfer has ended: have what it moved summed up with the step, if anybody takes the sum."""
-        if not self._is_counted:
-            return
-        if len(self._ended) < self.LIMIT:
-            self._ended.append(transfer)
+    def hand_over(self, transfer: Transfer) -> None:
+        """A transfer has ended: have it counted with its step, described and written down."""
+        telemetry = self.telemetry
+        if len(self.ended) < self.LIMIT:
+            self.ended.append(transfer)
         else:
-            self.telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
+            telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
+            # A lost change of a level would be wrong for ever.
+            telemetry.record_all(((transfer.counted.in_flight, (-int(transfer.posted),)),))
+        if not telemetry.emit(transfer.describe):
+            transfer.drop_moves()
+        telemetry.audit(transfer.audit_record)
 
     @guarded
     def _report(self) -> None:
-        """Record what the transfers of a step moved, on the engine's thread."""
-        # Only what is there now: in push, the writer's thread may add those that could not be prepared.
-        ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        self.peers.transferred([one for one in ended if one.posted])
-        moved = [one for one in ended if one.error is None]
-        for counted in (self._read, self._written):
-            counted.moved([one for one in moved if one.counted is counted])
+        """Record the transfers that were posted, and those that ended, in a step, on the engine's thread."""
+        # Only what is there now: in push, the writer's thread may add more. What has ended was posted before.
+        groups: dict[tuple[Counted, Peer, ErrorType | None, bool], list[Transfer]] = {}
+        for _ in range(len(self.ended)):
+            one = self.ended.popleft()
+            groups.setdefault((one.counted, one.peer, one.error, one.posted), []).append(one)
+        posted = [self.posted.popleft() for _ in range(len(self.posted))]
+        for counted in set(posted):
+            counted.post(posted.count(counted))
+        for (counted, peer, error, was_posted), transfers in groups.items():
+            size_bytes = sum([one.size_bytes for one in transfers])
+            counted.end(transfers, error, was_posted, size_bytes)
+            if was_posted:
+                seconds = sum([one.duration_s for one in transfers])
+                self.peers.transferred(peer, error, len(transfers), size_bytes, seconds, transfers[-1].end_ns)
 
     @guarded
     def _look(self) -> None:

@@ -121,7 +121,10 @@ class WorkerHooks(_Stock):
     def get_kv_connector_stats(self) -> Any:
         stats = super().get_kv_connector_stats()
         observer = self._nixl_telemetry
-        return (observer.with_updates(stats) or stats) if observer.updates else stats
+        transfers = observer.transfers
+        if observer.updates or transfers.ended or transfers.posted:
+            return observer.with_updates(stats) or stats
+        return stats
 
 
 class PullWorkerHooks(WorkerHooks):

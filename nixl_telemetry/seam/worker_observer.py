@@ -22,7 +22,7 @@ from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.handshake import Current, Failure, Handshake, Waiters
 from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck, ModeConflict
-from nixl_telemetry.operations.peer import Peer, PeerBook
+from nixl_telemetry.operations.peer import PeerBook
 from nixl_telemetry.operations.push_match import PushMatches
 from nixl_telemetry.operations.receive import NO_ORIGIN, Origin, Receive, ReceiveTable
 from nixl_telemetry.operations.startup import announce
@@ -91,7 +91,7 @@ class WorkerObserver:
         def argument(name: str, default: Any = None) -> Any:
             return self._handshake_parameters.get(name, args, kwargs, default)
 
-        peer = _peer(argument("expected_engine_id"), argument("host"), argument("port"))
+        peer = self._peers.at(argument("expected_engine_id"), argument("host"), argument("port"))
         conflict = self._conflicts.pop(peer.engine_id, None)
         _current.handshake = Handshake(
             self.telemetry,
@@ -191,7 +191,9 @@ class WorkerObserver:
             return
         if waiting_before is not None and len(pending) > waiting_before:
             request_id = next(reversed(pending))
-            self._pushes.registered(request_id[:TEXT_LIMIT], _registrant(pending[request_id]))
+            get = pending[request_id].get
+            sender = self._peers.at(get("decode_engine_id"), get("decode_host"), get("decode_port"))
+            self._pushes.registered(request_id[:TEXT_LIMIT], sender)
         elif _request_of(notification) not in pending:
             self._pushes.unreadable()
 
@@ -245,14 +247,14 @@ class WorkerObserver:
         receive = self._receives.find(request.request_id)
         if receive is not None:
             receive.reads(self._lease_remaining(receive))
-            request.parent, request.receive = receive.context, receive
+            request.receive = receive
             return
         if self.telemetry.mode is TransferMode.PUSH:
             request.deliveries = self._deliveries
         if _current.registered is not None:
-            request.parent, request.links = _current.registered, (_current.lease,) if _current.lease else ()
+            request.cause, request.links = _current.registered, (_current.lease,) if _current.lease else ()
         else:
-            request.parent = _current.lease
+            request.cause = _current.lease
 
     @guarded
     def post_ends(self) -> None:
@@ -308,7 +310,7 @@ class WorkerObserver:
         receive = self._receives.start(
             request_id,
             str(remote.request_id)[:TEXT_LIMIT],
-            _peer(remote.engine_id, remote.host, remote.port),
+            self._peers.at(remote.engine_id, remote.host, remote.port),
             sum(map(len, meta.local_block_ids)),
             origin,
         )
@@ -451,12 +453,6 @@ class WorkerObserver:
         return with_updates(stats, self.telemetry.drain())
 
 
-def _peer(engine_id: object, host: object, port: object) -> Peer:
-    """A peer as a client's request names it: with anything where its address should be."""
-    number = port if isinstance(port, int) else int(port) if isinstance(port, str) and port.isdecimal() else 0
-    return Peer(str(engine_id)[:TEXT_LIMIT], str(host)[:TEXT_LIMIT], number)
-
-
 def _put_in_front(error: BaseException, reason: str) -> None:
     """Make the reason the first line of vLLM's text; its type and the rest stay."""
     match error.args:
@@ -468,12 +464,6 @@ _News: TypeAlias = tuple[str, str, float]
 """What happened, as one of the notes' names or an :class:`InvalidKv`; to which request; and a value."""
 
 _HEARTBEAT: Final = b"HB:"
-
-
-def _registrant(registration: Any) -> Peer:
-    """Who sent a registration."""
-    get = registration.get
-    return _peer(get("decode_engine_id"), get("decode_host"), get("decode_port"))
 
 
 def _request_of(notification: bytes) -> str | None:

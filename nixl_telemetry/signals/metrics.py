@@ -7,8 +7,9 @@ step into a :data:`Batch`, and ride with the step's output through vLLM's ``KVCo
 """
 
 import itertools
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind, Metric
@@ -50,22 +51,23 @@ def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
 class Series:
     """One series of a metric: what updates are recorded of, looked up once."""
 
-    __slots__ = ("key", "metric")
+    __slots__ = ("key", "kind", "name", "total")
 
     def __init__(self, metric: Metric, labels: tuple[str, ...]) -> None:
-        self.metric: Final = metric
+        self.name: Final = metric.name
+        self.kind: Final = metric.kind
         self.key: Final = series_key(labels)
-
-    def total(self, values: list[float]) -> float | list[float]:
+        self.total: Final = _TOTALS.get(metric.kind, sum)
         """What updates add up to."""
-        kind = self.metric.kind
-        if kind is Kind.HISTOGRAM:
-            return values
-        return values[-1] if kind is Kind.INFO or kind is Kind.STATE else sum(values)
 
 
-Update: TypeAlias = tuple[Series, float]
-"""One increment, observation or state."""
+_last: Final = itemgetter(-1)
+_TOTALS: Final[dict[Kind, Callable[[list[float]], Any]]] = {Kind.HISTOGRAM: list, Kind.INFO: _last, Kind.STATE: _last}
+"""Of observations, all; of states, the last."""
+
+
+Update: TypeAlias = tuple[Series, Sequence[float]]
+"""Increments, observations or states of one series."""
 
 
 class Recorder:
@@ -90,7 +92,7 @@ class Recorder:
 
     def add(self, metric: Metric, labels: tuple[str, ...] = (), value: float = 1.0) -> None:
         """Record one increment, observation or state. Takes no lock."""
-        self.add_all(((self.series(metric, labels), value),))
+        self.add_all(((self.series(metric, labels), (value,)),))
 
     def add_all(self, updates: Sequence[Update]) -> None:
         """Record several at once; as with :meth:`add`, they are dropped one by one where there is no room."""
@@ -99,7 +101,7 @@ class Recorder:
             return
         for update in updates:
             # A lost change of a level would be wrong for ever; there are at most two for each transfer under way.
-            if len(self.updates) < self._limit or update[0].metric.kind is Kind.LEVEL:
+            if len(self.updates) < self._limit or update[0].kind is Kind.LEVEL:
                 self.updates.append(update)
             else:
                 next(self._dropped)
@@ -108,22 +110,15 @@ class Recorder:
         """Take all updates; ``None`` when there are none."""
         if not self.updates:
             return None
-        recorded: dict[Series, list[float]] = {}
+        recorded: defaultdict[Series, list[float]] = defaultdict(list)
         take_next = self.updates.popleft
         # Only what is there now: other threads may keep adding.
         for _ in range(len(self.updates)):
-            series, value = take_next()
-            values = recorded.get(series)
-            if values is None:
-                recorded[series] = [value]
-            else:
-                values.append(value)
+            series, values = take_next()
+            recorded[series] += values
         batch: Batch = {}
         for series, values in recorded.items():
-            name = series.metric.name
-            if name not in batch:
-                batch[name] = {}
-            batch[name][series.key] = series.total(values)
+            batch.setdefault(series.name, {})[series.key] = series.total(values)
         self._report_dropped(batch)
         return batch
 

@@ -62,7 +62,7 @@ class Telemetry:
         """Record several updates at once: no step sends some of them without the others."""
         self._reports: list[Callable[[], None]] = []
         self.updates: Final[Collection[object]] = self._recorder.updates
-        """What :meth:`drain` has to take: looked at in every step, and mostly empty."""
+        """What :meth:`drain` has to take, beside what there is to sum up: looked at in every step, and mostly empty."""
         self.spans: Final = SpanWriter(attributes, settings, otlp_endpoint, self._lost, self._not_sent)
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
@@ -110,8 +110,6 @@ class Telemetry:
 
     def drain(self) -> Batch | None:
         """Take the metric updates that came since the last call; ``None`` when there are none."""
-        if not self.updates:
-            return None
         for report in self._reports:
             report()
         return self._recorder.drain()

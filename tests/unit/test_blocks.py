@@ -76,7 +76,7 @@ def transfer(
 ) -> None:
     """A finished READ."""
     table = TransferTable(telemetry)
-    table.current.request = Request("r", "s", Peer("e", "h", 1), 0, local, remote, parent=parent)
+    table.current.request = Request("r", "s", Peer("e", "h", 1), 0, local, remote, cause=parent)
     handle = object()
     table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)

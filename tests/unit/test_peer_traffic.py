@@ -2,8 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Peers: what became of each one's transfers, in bounded labels, and which is slow."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from nixl_telemetry.operations import peer_traffic
@@ -17,17 +15,6 @@ NEIGHBOUR = Peer("neighbour", "10.0.0.7", 5601)
 MIB = 1 << 20
 
 
-@dataclass
-class Transfer:
-    """One that ended."""
-
-    peer: Peer
-    error: ErrorType | None
-    size_bytes: int
-    duration_s: float
-    end_ns: int
-
-
 @pytest.fixture
 def traffic(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> PeerTraffic:
     """Of a worker."""
@@ -37,15 +24,9 @@ def traffic(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> PeerTraffic:
 
 def test_transfers(traffic: PeerTraffic, observed: Observed) -> None:
     """Success, failure by cause, bytes and time of those that succeeded, and when that was."""
-    traffic.transferred(
-        [
-            Transfer(NEAR, None, 100, 0.5, 8_000_000_000),
-            Transfer(NEAR, None, 300, 0.25, 7_000_000_000),
-            Transfer(NEAR, ErrorType.TRANSFER_FAILED, 0, 9.0, 9_000_000_000),
-            Transfer(FAR, ErrorType.TRANSFER_FAILED, 0, 1.0, 9_000_000_000),
-        ]
-    )
-    traffic.transferred([])
+    traffic.transferred(NEAR, None, 2, 400, 0.75, 8_000_000_000)
+    traffic.transferred(NEAR, ErrorType.TRANSFER_FAILED, 1, 0, 9.0, 9_000_000_000)
+    traffic.transferred(FAR, ErrorType.TRANSFER_FAILED, 1, 0, 1.0, 9_000_000_000)
     traffic.shook_hands(FAR, ErrorType.COMPAT_MISMATCH)
 
     near, far = "10.0.0.7:5600", "10.0.0.8:5600"

@@ -243,11 +243,15 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
 ) -> None:
     """A step that does not come does not grow the table for ever; what was left out is counted."""
     monkeypatch.setattr(TransferTable, "LIMIT", 2)
-    _fail(table, 5)
+    for _ in range(5):
+        _cancelled(table, object())
 
-    assert len(table._ended) == 2
-    assert observed.updates()["nixl_telemetry_dropped_total", "metrics"] == 3
-    assert len(table._ended) == 0
+    assert len(table.ended) == 2
+    updates = observed.updates()
+    assert updates["nixl_telemetry_dropped_total", "metrics"] == 3
+    # How many are in flight must be right all the same.
+    assert (updates[POSTED, "read"], updates[IN_FLIGHT, "read"]) == (5, 0)
+    assert len(table.ended) == 0
 
 
 def test_each_worker_tells_since_when_its_oldest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +283,7 @@ def test_without_metrics_no_transfer_is_kept() -> None:
     _fail(table, 5)
     telemetry.close()
 
-    assert len(table._ended) == 0
+    assert len(table.ended) == 0
     assert telemetry.drain() is None
 
 
