@@ -4,7 +4,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -282,6 +282,8 @@ class ReceiveTable:
         self._receives: Final[dict[str, Receive]] = {}
         self.find: Final = self._receives.get
         """The receive of a request, if it is followed."""
+        self.untold: Final[set[str]] = set()
+        """In pull, those that need no KV, until their peer was told: vLLM does not report them."""
         self._waits: Final = {outcome: telemetry.series(RECEIVE_WAIT, outcome) for outcome in ReceiveOutcome}
         telemetry.watch(self._look)
 
@@ -292,6 +294,8 @@ class ReceiveTable:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
         receive = Receive(self.telemetry, request_id, remote_request_id, peer, blocks, origin, now_ns())
         self._receives[request_id] = receive
+        if not blocks and self.telemetry.mode is TransferMode.PULL:
+            self.untold.add(request_id)
         self.telemetry.ensure_watched()
         return receive
 
@@ -327,11 +331,15 @@ class ReceiveTable:
         return [receive.request_id for receive in ended if receive.error is not None]
 
     @guarded
-    def notified(self, request_id: str, is_peer_valid: bool) -> None:
-        """All that can be done for a request now was done: one that needs no KV has told its peer so, or cannot."""
-        receive = self._receives.get(request_id)
-        if receive is not None and not receive.blocks and (receive.posted_ns or not is_peer_valid):
-            self._end(request_id, failed=not is_peer_valid)
+    def notified(self, invalid_peers: Container[str]) -> None:
+        """All that can be done in a step was done: who needs no KV has told its peer so, or cannot."""
+        for request_id in tuple(self.untold):
+            receive = self._receives.get(request_id)
+            if receive is None:
+                self.untold.discard(request_id)
+            elif receive.posted_ns or receive.peer.engine_id in invalid_peers:
+                self._end(request_id, failed=receive.peer.engine_id in invalid_peers)
+                self.untold.discard(request_id)
 
     @guarded
     def abandon(self, request_ids: Iterable[str], message: str) -> None:

@@ -210,7 +210,11 @@ class Transfer:
         self.error, self.message = error, message
         if self.request is not None:
             self._end_for(self.request)
-        self.table.hand_over(self)
+        table = self.table
+        table.keep(self)
+        if not table.telemetry.emit(self.describe):
+            self._take_moves()
+        table.telemetry.audit(self.audit_record)
 
     def _end_for(self, request: Request) -> None:
         """Tell who waits for the transfer, and take over the lists of blocks."""
@@ -235,10 +239,6 @@ class Transfer:
         if request.unfinished <= 0:
             # What waits to be exported or written must not hold more lists than are bounded for.
             request.local_blocks = request.remote_blocks = ()
-
-    def drop_moves(self) -> None:
-        """It will not be described."""
-        self._take_moves()
 
     def _take_moves(self) -> BlockMoves | None:
         held, self.held = self.held, None
@@ -448,18 +448,14 @@ class TransferTable:
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
 
-    def hand_over(self, transfer: Transfer) -> None:
-        """A transfer has ended: have it counted with its step, described and written down."""
-        telemetry = self.telemetry
+    def keep(self, transfer: Transfer) -> None:
+        """A transfer has ended: have it counted with its step."""
         if len(self.ended) < self.LIMIT:
             self.ended.append(transfer)
         else:
-            telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
+            self.telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
             # A lost change of a level would be wrong for ever.
-            telemetry.record_all(((transfer.counted.in_flight, (-int(transfer.posted),)),))
-        if not telemetry.emit(transfer.describe):
-            transfer.drop_moves()
-        telemetry.audit(transfer.audit_record)
+            self.telemetry.record_all(((transfer.counted.in_flight, (-int(transfer.posted),)),))
 
     @guarded
     def _report(self) -> None:

@@ -12,7 +12,6 @@ What is touched, and why nothing public serves:
 - ``register_kv_caches``: where the compatibility hash is computed.
 - ``_ensure_handshake``, ``_background_nixl_handshake``, ``_send_registration_to_p``, ``_do_start_push_kv``: which
   request asks for a handshake. The last one also has D's registration, with the trace context in it.
-- ``_read_blocks_for_req``: when all that was to be posted for a request now, was.
 - ``_do_send_reg_notif``: when a registration is really sent.
 - ``_handle_push_reg_notif``: that a registration came, and whether its request's blocks were there.
 - ``_get_new_notifs``: which requests were fetched; others that vLLM reports as sent have expired.
@@ -70,7 +69,7 @@ class WorkerHooks(_Stock):
         return result
 
     def _compute_desc_ids(self, *args: Any, **kwargs: Any) -> Any:
-        request = self._nixl_telemetry.transfers.current.request
+        request = self._nixl_telemetry.current.request
         # vLLM passes keywords only, and no ratio for the remote side.
         if request is not None and "block_ids" in kwargs:
             if kwargs.get("block_size_ratio") is None:
@@ -109,7 +108,11 @@ class WorkerHooks(_Stock):
             or getattr(metadata, "push_finished_blocks", None)
         ):
             self._nixl_telemetry.notes_arrived(metadata)
-        return super().start_load_kv(metadata, *args, **kwargs)
+        try:
+            return super().start_load_kv(metadata, *args, **kwargs)
+        finally:
+            if self._nixl_telemetry.untold:
+                self._nixl_telemetry.posts_end()
 
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> Any:
         start_ns = now_ns()
@@ -137,12 +140,6 @@ class PullWorkerHooks(WorkerHooks):
             return super()._background_nixl_handshake(req_id, *args, **kwargs)
         finally:
             observer.acts_for_nobody()
-
-    def _read_blocks_for_req(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super()._read_blocks_for_req(req_id, *args, **kwargs)
-        finally:
-            self._nixl_telemetry.posts_end(req_id)
 
     def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.post_starts(args, kwargs)

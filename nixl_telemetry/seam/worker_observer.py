@@ -63,11 +63,13 @@ class WorkerObserver:
         self.telemetry = telemetry
         self.updates = telemetry.updates
         self.transfers = transfers
+        self.current = transfers.current
         self._worker = worker
         self._compatibility: Compatibility | None = None
         self._peers = PeerBook()
         self._conflicts: dict[str, ModeConflict] = {}
         self._receives = ReceiveTable(telemetry)
+        self.untold = self._receives.untold
         self._waiters = Waiters()
         self._leases: dict[str, SpanContext] = {}
         self._deliveries = Deliveries()
@@ -203,7 +205,7 @@ class WorkerObserver:
         receive = self._receives.find(request_id)
         if receive is not None:
             receive.reads(None)
-        sent = self.transfers.current
+        sent = self.current
         sent.notifications = sent.failed_notifications = 0
 
     @guarded
@@ -212,7 +214,7 @@ class WorkerObserver:
         receive = self._receives.find(request_id)
         if receive is not None:
             receive.posted_ns = now_ns()
-        sent = self.transfers.current
+        sent = self.current
         # vLLM raises nothing here, and sends nothing to a peer without agents.
         complete = sent.notifications and not sent.failed_notifications
         self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.SENT if complete else RegistrationEvent.FAILED)
@@ -243,11 +245,10 @@ class WorkerObserver:
             spec.remote_block_ids,
             bool(getattr(spec, "block_ids_by_region", False)),
         )
-        self.transfers.current.request = request
-        receive = self._receives.find(request.request_id)
+        self.current.request = request
+        request.receive = receive = self._receives.find(request.request_id)
         if receive is not None:
             receive.reads(self._lease_remaining(receive))
-            request.receive = receive
             return
         if self.telemetry.mode is TransferMode.PUSH:
             request.deliveries = self._deliveries
@@ -259,17 +260,14 @@ class WorkerObserver:
     @guarded
     def post_ends(self) -> None:
         """They were posted, or not."""
-        request, self.transfers.current.request = self.transfers.current.request, None
+        request, self.current.request = self.current.request, None
         if request is not None and request.receive is not None:
             request.receive.posted_ns = now_ns()
 
     @guarded
-    def posts_end(self, request_id: str) -> None:
-        """All that was to be posted for a request now, was."""
-        receive = self._receives.find(request_id)
-        if receive is not None and not receive.blocks:
-            invalid = getattr(self._worker, "_invalid_remote_engines", ())
-            self._receives.notified(request_id, receive.peer.engine_id not in invalid)
+    def posts_end(self) -> None:
+        """All that was to be posted in a step, was."""
+        self._receives.notified(getattr(self._worker, "_invalid_remote_engines", ()))
 
     @guarded
     def notes_arrived(self, metadata: Any) -> None:

@@ -79,7 +79,6 @@ def test_hooked_methods_exist(hooks: type, stock: type) -> None:
         ),
         (base_worker.NixlBaseConnectorWorker._compute_desc_ids, ["block_ids", "block_size_ratio"]),
         (base_worker.NixlBaseConnectorWorker._ensure_handshake, ["engine_id"]),
-        (nixl.NixlPullConnectorWorker._read_blocks_for_req, ["req_id"]),
         (nixl.NixlPushConnectorWorker._send_registration_to_p, ["req_id"]),
         (nixl.NixlPushConnectorWorker._do_send_reg_notif, ["req_id"]),
         (

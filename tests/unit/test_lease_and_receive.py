@@ -297,10 +297,10 @@ def test_parent_and_link(
 def test_nothing_to_receive_ends_with_the_notification(observed: Observed) -> None:
     """The prefix cache had all blocks: the peer is told, and vLLM reports nothing."""
     table, begun = start(observed, blocks=0)
-    table.notified("r", True)
+    table.notified(())
     assert observed.spans() == []
     begun.turn_ns = begun.posted_ns = begun.start_ns + 1
-    table.notified("r", True)
+    table.notified(())
 
     assert observed.span("nixl.receive").attributes["nixl.receive.block.count"] == 0
     assert table.find("r") is None
@@ -314,7 +314,7 @@ def test_nothing_to_receive_and_nobody_to_tell(observed: Observed, fault: str) -
     if fault == "handshake":
         table.shook_hands("there", ErrorType.UNREACHABLE, "nobody listens")
     else:
-        table.notified("r", False)
+        table.notified({"there"})
 
     assert observed.span("nixl.receive").status == "ERROR"
     assert table.find("r") is None
