@@ -22,10 +22,15 @@ _PAUSE_SECONDS: Final = 1e-3
 
 
 class Side:
-    """An agent with registered memory."""
+    """An agent with registered memory.
+
+    It has no threads of its own: each would keep a core busy, and those of all agents here would take turns on few
+    cores with what is measured. Transfers get on while they are waited for.
+    """
 
     def __init__(self) -> None:
-        self.agent: Any = NixlWrapper(str(uuid.uuid4()), nixl_agent_config(num_threads=0, capture_telemetry=True))
+        config = nixl_agent_config(enable_prog_thread=False, num_threads=0, capture_telemetry=True)
+        self.agent: Any = NixlWrapper(str(uuid.uuid4()), config)
         self._memory = torch.zeros((BLOCKS, BLOCK_BYTES), dtype=torch.uint8)
         base = self._memory.data_ptr()
         region = self.agent.get_reg_descs([(base, self._memory.nbytes, 0, "")], "DRAM")
@@ -108,9 +113,9 @@ class Reader:
         handles = [handle for handles in self.worker._recving_transfers.values() for handle in handles]
         deadline = time.monotonic() + _PROGRESS_SECONDS
         while any(self._stock_agent.check_xfer_state(self._agent, handle) == "PROC" for handle in handles):
+            self.forget()
             if time.monotonic() > deadline:
                 raise TimeoutError("NIXL does not finish a transfer in memory")
-            time.sleep(1e-4)
 
     def ask(self) -> None:
         """What a step asks for, and its stats."""
@@ -127,5 +132,5 @@ class Reader:
             raise TimeoutError("the suite does not get through what it was told")
 
     def forget(self) -> None:
-        """The peer's agent keeps what it was told until somebody asks."""
+        """The peer's agent gets on, and keeps what it was told until somebody asks."""
         self._there.agent.get_new_notifs()

@@ -72,7 +72,7 @@ def measure() -> Part:
             kept.spans.clear()
             return cost_of(lambda: _theirs(tracer, owner, readable, moves, kept))
 
-        mine, sdk = interleaved(ours, theirs, rounds)
+        mine, sdk, _ = interleaved(ours, theirs, rounds)
         per_block = [cost.cpu / 1e3 / blocks for cost in mine]
         per_span = [cost.cpu / 1e3 / blocks for cost in sdk]
         samples[f"{blocks} blocks, one span µs"] = per_block

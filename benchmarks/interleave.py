@@ -4,9 +4,20 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from statistics import mean, median
+from typing import Any, Final, NamedTuple
+
+from benchmarks.figures import Figure, differences, median_interval
+
+FULL_SPEED: Final = 1.2
+"""How much longer than at best the yardstick may take in a round that counts."""
+MOST: Final = 5
+"""How many times as many rounds may be taken until enough of them count."""
+FEWEST: Final = 20
+"""With fewer that count there is nothing to tell them by: all do."""
+_YARDSTICK_STEPS: Final = 4000
 
 
 class Cost(NamedTuple):
@@ -25,23 +36,75 @@ def cost_of(work: Callable[[], Any], times: int = 1) -> Cost:
     return Cost(wall / times, cpu / times)
 
 
-def interleaved(
-    first: Callable[[], Cost], second: Callable[[], Cost], rounds: int, warm_up: int = 3
-) -> tuple[list[Cost], list[Cost]]:
-    """The costs of both, measured in turns, each as often the first as the second of a round."""
+class Round(NamedTuple):
+    """The mean of two turns of each, and how long the yardstick took around them, at worst."""
+
+    first: Cost
+    second: Cost
+    yardstick: float
+
+
+class Rounds(NamedTuple):
+    """What was measured in turns."""
+
+    firsts: list[Cost]
+    seconds: list[Cost]
+    disturbed: list[Round]
+    """Rounds that do not count."""
+
+
+def interleaved(first: Callable[[], Cost], second: Callable[[], Cost], rounds: int, warm_up: int = 3) -> Rounds:
+    """The costs of both, measured in turns; in each round, each comes once before and once after the other.
+
+    On a shared machine a processor is about half as fast whenever somebody else uses the other half of its core, for a
+    second or for minutes. What has a limit in microseconds is judged at full speed: around each round the same piece
+    of work is timed, the yardstick, and rounds in which it took much longer than at best do not count. Neither side
+    has a part in that choice. More rounds are taken for those that do not count, within bounds.
+    """
     for _ in range(warm_up):
         first(), second()
-    firsts, seconds = [], []
+    taken: list[Round] = []
     with no_collection():
-        for number in range(rounds):
-            if number % 2:
-                seconds.append(second())
-                firsts.append(first())
-            else:
-                firsts.append(first())
-                seconds.append(second())
-            gc.collect(0)
-    return firsts, seconds
+        while len(taken) < rounds or (len(taken) < MOST * rounds and len(_at_full_speed(taken)) < rounds):
+            yardsticks = [cost_of(_yardstick).cpu]
+            turns: list[tuple[Cost, Cost]] = []
+            for is_first in (True, False):
+                gc.collect(0)
+                turns.append((first(), second()) if is_first else (second(), first())[::-1])
+                yardsticks.append(cost_of(_yardstick).cpu)
+            firsts, seconds = zip(*turns, strict=True)
+            taken.append(Round(_mean(firsts), _mean(seconds), max(yardsticks)))
+    counted = _at_full_speed(taken)
+    if len(counted) < FEWEST:
+        counted = taken
+    disturbed = [one for one in taken if one not in counted]
+    return Rounds([one.first for one in counted], [one.second for one in counted], disturbed)
+
+
+def at_any_speed(what: str, rounds: Rounds) -> list[Figure]:
+    """How many of the rounds counted, and what all of them give, as figures."""
+    added = differences([cost.cpu / 1e3 for cost in rounds.seconds], [cost.cpu / 1e3 for cost in rounds.firsts])
+    added += [(one.second.cpu - one.first.cpu) / 1e3 for one in rounds.disturbed]
+    return [
+        Figure(f"{what}: rounds at full speed", 100 * len(rounds.firsts) / len(added), "%"),
+        Figure(f"{what}: added over all rounds", median(added), "µs", median_interval(added)),
+    ]
+
+
+def _at_full_speed(taken: list[Round]) -> list[Round]:
+    fastest = min(one.yardstick for one in taken)
+    return [one for one in taken if one.yardstick <= FULL_SPEED * fastest]
+
+
+def _mean(costs: Sequence[Cost]) -> Cost:
+    return Cost(mean(cost.wall for cost in costs), mean(cost.cpu for cost in costs))
+
+
+def _yardstick() -> int:
+    total = 0
+    for number in range(_YARDSTICK_STEPS):
+        total += number * number
+    return total
 
 
 @contextmanager

@@ -44,7 +44,12 @@ Where stock ÷ stock is itself far from 1, or its interval wide, the machine is 
 **Engine-thread costs.**
 vLLM's real connector classes, without a model, stock and instrumented, in turns.
 The value is the median difference of the calling thread's CPU time; wall time is listed beside it.
+Each round has both twice, each once before and once after the other, and the mean of the two.
+A processor of a shared machine is about half as fast whenever somebody else uses the other half of its core.
+So a fixed piece of work is timed around each round, and only rounds count in which it took less than 1.2 times as
+long as in the fastest one; how many did, and what all of them give, is listed below.
 For transfers two real NIXL agents move real memory, while the suite's threads make and encode the spans.
+Those of 10,000 blocks may cost less than nothing: long lists of block ids are then released by the suite's thread.
 Each step posts several transfers; the step that posts them and the step that sees their end are timed, and what is
 added is divided by their number.
 A single one after a pause costs more, since nothing of the suite's is in the core's caches any more: it is listed, too.

@@ -30,17 +30,17 @@ from benchmarks.load import requests, run
 from benchmarks.receiver import RawReceiver
 from nixl_telemetry.testbed import Pair, ServerConfig, TinyModel
 
-ROUNDS: Final = 40
-REQUESTS: Final = 10
+ROUNDS: Final = 80
+REQUESTS: Final = 8
 """In each round, of each pair."""
 CLIENTS: Final = 2
 LENGTHS: Final = (64, 1000)
 """Tokens of a prompt: from 2 to 32 blocks."""
 MAX_TOKENS: Final = 16
-ALONE: Final = 40
+ALONE: Final = 20
 """Requests of each round that are sent one after the other, for the time to the first token: where requests wait for
 each other on two cores, its high percentiles tell of the queue."""
-_WARM_UP: Final = 3
+_WARM_UP: Final = 2
 _MODULE: Final = "nixl_telemetry.connectors"
 _STOCK: Final = ("stock A", "stock B")
 _OURS: Final = "instrumented"
@@ -81,7 +81,7 @@ def measure_settings(modes: Sequence[str]) -> Part:
         "default": {},
         "each without limit": {"block_spans": "each", "block_span_limit": 0},
     }
-    found, _ = _alternate(modes[0], {name: (_MODULE, telemetry) for name, telemetry in variants.items()}, ROUNDS // 4)
+    found, _ = _alternate(modes[0], {name: (_MODULE, telemetry) for name, telemetry in variants.items()}, ROUNDS // 8)
     figures = []
     samples: dict[str, list[float]] = {}
     for name, rounds in found.items():

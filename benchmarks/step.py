@@ -8,9 +8,9 @@ from typing import Final
 
 from benchmarks.bare import SilentAgent, exporting_to_sink, scheduler_connector, step, worker_connector
 from benchmarks.figures import Budget, Figure, Part, differences, median_interval
-from benchmarks.interleave import Cost, cost_of, interleaved
+from benchmarks.interleave import Cost, at_any_speed, cost_of, interleaved
 
-ROUNDS: Final = 400
+ROUNDS: Final = 200
 STEPS: Final = 100
 LIMIT_US: Final = 5.0
 
@@ -22,12 +22,14 @@ def measure() -> Part:
     with exporting_to_sink():
         for mode in ("pull", "push"):
             stock, ours = (_pair(mode, instrumented) for instrumented in (False, True))
-            theirs, mine = interleaved(partial(_cost, *stock), partial(_cost, *ours), ROUNDS)
+            rounds = interleaved(partial(_cost, *stock), partial(_cost, *ours), ROUNDS)
+            theirs, mine = rounds.firsts, rounds.seconds
             samples[f"{mode} stock µs"] = [cost.cpu / 1e3 for cost in theirs]
             samples[f"{mode} instrumented µs"] = [cost.cpu / 1e3 for cost in mine]
             figures.append(Figure(f"the stock step, {mode}", median(samples[f"{mode} stock µs"]), "µs"))
             wall = differences([cost.wall / 1e3 for cost in mine], [cost.wall / 1e3 for cost in theirs])
             figures.append(Figure(f"added to it in wall time, {mode}", median(wall), "µs", median_interval(wall)))
+            figures += at_any_speed(f"a step without transfers, {mode}", rounds)
     budgets = []
     for mode in ("pull", "push"):
         added = differences(samples[f"{mode} instrumented µs"], samples[f"{mode} stock µs"])
