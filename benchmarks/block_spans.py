@@ -72,9 +72,9 @@ def measure() -> Part:
             kept.spans.clear()
             return cost_of(lambda: _theirs(tracer, owner, readable, moves, kept))
 
-        mine, sdk, _ = interleaved(ours, theirs, rounds)
-        per_block = [cost.cpu / 1e3 / blocks for cost in mine]
-        per_span = [cost.cpu / 1e3 / blocks for cost in sdk]
+        measured = interleaved(ours, theirs, rounds)
+        per_block = [cost.cpu / 1e3 / blocks for cost in measured.firsts]
+        per_span = [cost.cpu / 1e3 / blocks for cost in measured.seconds]
         samples[f"{blocks} blocks, one span µs"] = per_block
         samples[f"{blocks} blocks, one span of the SDK µs"] = per_span
         cheaper = ratios(per_span, per_block)

@@ -25,7 +25,8 @@ def measure() -> Part:
     frames = [_answer(), CLOCK]
     with exporting_to_sink(), peer(lambda: frames) as port:
         stock, ours = (_worker(instrumented) for instrumented in (False, True))
-        theirs, mine, _ = interleaved(lambda: _shake(stock, port), lambda: _shake(ours, port), ROUNDS, warm_up=20)
+        rounds = interleaved(lambda: _shake(stock, port), lambda: _shake(ours, port), ROUNDS, warm_up=20)
+    theirs, mine = rounds.firsts, rounds.seconds
     added = differences([cost.wall / 1e6 for cost in mine], [cost.wall / 1e6 for cost in theirs])
     cpu = differences([cost.cpu / 1e6 for cost in mine], [cost.cpu / 1e6 for cost in theirs])
     budget = Budget(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
-from benchmarks.figures import Figure, differences, median_interval
+from benchmarks.figures import Figure, median_interval
 
 FULL_SPEED: Final = 1.2
 """How much longer than at best the yardstick may take in a round that counts."""
@@ -47,10 +47,19 @@ class Round(NamedTuple):
 class Rounds(NamedTuple):
     """What was measured in turns."""
 
-    firsts: list[Cost]
-    seconds: list[Cost]
-    disturbed: list[Round]
-    """Rounds that do not count."""
+    counted: list[Round]
+    taken: list[Round]
+    """Those that do not count, too."""
+
+    @property
+    def firsts(self) -> list[Cost]:
+        """Of those that count."""
+        return [one.first for one in self.counted]
+
+    @property
+    def seconds(self) -> list[Cost]:
+        """Of those that count."""
+        return [one.second for one in self.counted]
 
 
 def interleaved(first: Callable[[], Cost], second: Callable[[], Cost], rounds: int, warm_up: int = 3) -> Rounds:
@@ -75,18 +84,14 @@ def interleaved(first: Callable[[], Cost], second: Callable[[], Cost], rounds: i
             firsts, seconds = zip(*turns, strict=True)
             taken.append(Round(_mean(firsts), _mean(seconds), max(yardsticks)))
     counted = _at_full_speed(taken)
-    if len(counted) < FEWEST:
-        counted = taken
-    disturbed = [one for one in taken if one not in counted]
-    return Rounds([one.first for one in counted], [one.second for one in counted], disturbed)
+    return Rounds(counted if len(counted) >= FEWEST else taken, taken)
 
 
 def at_any_speed(what: str, rounds: Rounds) -> list[Figure]:
     """How many of the rounds counted, and what all of them give, as figures."""
-    added = differences([cost.cpu / 1e3 for cost in rounds.seconds], [cost.cpu / 1e3 for cost in rounds.firsts])
-    added += [(one.second.cpu - one.first.cpu) / 1e3 for one in rounds.disturbed]
+    added = [(one.second.cpu - one.first.cpu) / 1e3 for one in rounds.taken]
     return [
-        Figure(f"{what}: rounds at full speed", 100 * len(rounds.firsts) / len(added), "%"),
+        Figure(f"{what}: rounds that count", 100 * len(rounds.counted) / len(added), "%"),
         Figure(f"{what}: added over all rounds", median(added), "µs", median_interval(added)),
     ]
 

@@ -36,7 +36,8 @@ measured are stopped (SIGSTOP).
 Many short rounds, in an order that changes; each pair gets the same requests.
 The time to the first token is that of requests which are sent one after the other.
 The value is how much worse the instrumented pair is than both stock pairs; negative is better.
-It comes from the median of the rounds' ratios, for the p99 from the ratio over all rounds.
+It comes from the median of the rounds' ratios; for the time to the first token from the median over the requests,
+each compared with the same one elsewhere, and for the p99 from the ratio over all rounds.
 A budget is kept where that is within its limit *and* the 95 % bootstrap interval of the ratio overlaps that of
 stock ÷ stock, from which it should not be possible to tell it apart.
 Where stock ÷ stock is itself far from 1, or its interval wide, the machine is too noisy to say more.

@@ -34,19 +34,21 @@ def measure() -> Part:
         stock, ours = Reader(instrumented=False), Reader(instrumented=True)
         for blocks, rounds in ROUNDS.items():
             measured = _compare(stock, ours, blocks, TOGETHER, rounds)
-            theirs, mine = measured.firsts, measured.seconds
-            added, wall = _added(mine, theirs)
+            added, wall = _added(measured)
             samples[f"{blocks} blocks, added CPU µs"] = added
             samples[f"{blocks} blocks, added wall µs"] = wall
             name = f"engine-thread cost of a transfer of {blocks:,} blocks, post to done"
             budgets.append(Budget(name, median(added), LIMIT_US, "µs", interval=median_interval(added)))
-            figures.append(Figure(f"the stock transfer, {blocks:,} blocks", median(c.cpu / 1e3 for c in theirs), "µs"))
+            figures.append(
+                Figure(
+                    f"the stock transfer, {blocks:,} blocks", median(cost.cpu / 1e3 for cost in measured.firsts), "µs"
+                )
+            )
             figures.append(Figure(f"added in wall time, {blocks:,} blocks", median(wall), "µs", median_interval(wall)))
             figures += at_any_speed(f"a transfer of {blocks:,} blocks", measured)
         few, many = (samples[f"{blocks} blocks, added CPU µs"] for blocks in ROUNDS)
         figures.append(Figure("cost of 10,000 blocks, more than of 10", median(many) - median(few), "µs"))
-        theirs, mine, _ = _compare(stock, ours, 10, 1, ALONE_ROUNDS)
-        alone, _ = _added(mine, theirs)
+        alone, _ = _added(_compare(stock, ours, 10, 1, ALONE_ROUNDS))
         samples["10 blocks, alone, added CPU µs"] = alone
         name = "engine-thread cost of a transfer of 10 blocks, alone after a pause"
         figures.append(Figure(name, median(alone), "µs", median_interval(alone)))
@@ -60,8 +62,9 @@ def _compare(stock: Reader, ours: Reader, blocks: int, together: int, rounds: in
     )
 
 
-def _added(mine: list[Cost], theirs: list[Cost]) -> tuple[list[float], list[float]]:
+def _added(rounds: Rounds) -> tuple[list[float], list[float]]:
     """CPU and wall time that is added, in microseconds."""
+    mine, theirs = rounds.seconds, rounds.firsts
     cpu = differences([cost.cpu / 1e3 for cost in mine], [cost.cpu / 1e3 for cost in theirs])
     return cpu, differences([cost.wall / 1e3 for cost in mine], [cost.wall / 1e3 for cost in theirs])
 

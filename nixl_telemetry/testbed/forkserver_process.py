@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ def _become_guardian(request: dict[str, Any], control: int, log: int) -> None:
     for name, value in request["env"].items():
         if os.environ.get(name) != value:
             os.environ[name] = value
+    # What was found out at import is found out anew: a server has a folder of its own for temporary files.
+    tempfile.tempdir = None
     ours = socket.socket(fileno=control)
     status = guardian.guard(ours, lambda argv: _fork_leader(argv, ours))
     # Not by `sys.exit`: the handlers that the imported modules registered are the server's.

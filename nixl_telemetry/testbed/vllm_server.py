@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +74,8 @@ class VllmServer:
         self._side_channel = PortReservation(config.data_parallel_size, consecutive=True)
         self.port = self._api.ports[0]
         self.side_channel_port = self._side_channel.ports[0]
+        # vLLM leaves sockets and files where temporary ones go; a socket's path must be short.
+        self._temporary = tempfile.TemporaryDirectory(prefix="nixltel-", ignore_cleanup_errors=True)
         self._restarts = 0
         self.process = self._new_process(name)
 
@@ -132,8 +135,9 @@ class VllmServer:
         return self.process.log_text()
 
     def stop(self) -> ExitReport:
-        """Stops every process of the server and gives the ports back."""
+        """Stops every process of the server, gives the ports back and removes its temporary files."""
         report = self.process.stop()
+        self._temporary.cleanup()
         self._api.close()
         self._side_channel.close()
         return report
@@ -143,7 +147,7 @@ class VllmServer:
             name,
             self.config.argv(self.port),
             work_dir=self._work_dir,
-            env=self.config.environment(self.side_channel_port),
+            env={**self.config.environment(self.side_channel_port), "TMPDIR": self._temporary.name},
             stop_timeout=self._stop_timeout,
             forkserver=self._forkserver,
         )

@@ -24,12 +24,13 @@ _LONG = 60.0
 """Only a bound: on a shared machine a small program may take long to come up."""
 
 _SERVER = """
-import atexit, json, os, sys, threading, time, preloaded
+import atexit, json, os, sys, tempfile, threading, time, preloaded
 how = sys.argv[1]
 atexit.register(print, "finished", flush=True)
 facts = {
     "name": __name__, "argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "pid": os.getpid(),
     "group": os.getpgid(0), "made_by": preloaded.PID, "threads": threading.active_count(), "at_start": os.marked,
+    "temporary": tempfile.gettempdir(),
 }
 print(json.dumps(facts), flush=True)
 if how == "raise":
@@ -46,7 +47,9 @@ time.sleep(300)
 def folder(tmp_path: Path) -> Path:
     """With a module to import beforehand, and one that serves, which only the server's own path has."""
     (tmp_path / "before").mkdir()
-    (tmp_path / "before" / "preloaded.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "before" / "preloaded.py").write_text(
+        "import os, tempfile\nPID, AT = os.getpid(), tempfile.gettempdir()\n"
+    )
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a_server.py").write_text(_SERVER)
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.marked = os.environ['MARK']\n")
@@ -62,7 +65,7 @@ def forkserver(folder: Path) -> Iterator[ForkServer]:
 
 def server(folder: Path, forkserver: ForkServer, *arguments: str) -> ManagedProcess:
     """One with an environment of its own."""
-    env = {"PYTHONPATH": str(folder / "own"), "MARK": "it"}
+    env = {"PYTHONPATH": str(folder / "own"), "MARK": "it", "TMPDIR": str(folder)}
     argv = [sys.executable, "-m", "a_server", *arguments]
     return ManagedProcess("-".join(arguments), argv, work_dir=folder, env=env, stop_timeout=2, forkserver=forkserver)
 
@@ -82,14 +85,16 @@ def test_it_runs_as_if_it_had_been_executed(folder: Path, forkserver: ForkServer
             members = [info.pid for info in process.members()]
             assert process.is_running()
 
-        assert {key: facts[key] for key in ("name", "argv", "cwd", "threads", "at_start")} == {
+        assert {key: facts[key] for key in ("name", "argv", "cwd", "threads", "at_start", "temporary")} == {
             "name": "__main__",
             "argv": ["serve", name],
             "cwd": str(folder),
             "threads": 1,
             "at_start": "it",
+            # Though the module has asked for it before.
+            "temporary": str(folder),
         }
-        assert facts["env"] == {"PYTHONPATH": str(folder / "own"), "MARK": "it"}
+        assert facts["env"] == {"PYTHONPATH": str(folder / "own"), "MARK": "it", "TMPDIR": str(folder)}
         assert facts["pid"] == facts["group"] == process.pid
         assert facts["made_by"] not in (os.getpid(), process.pid)
         assert wait_until(partial(all_gone, members), _LONG)

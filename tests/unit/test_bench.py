@@ -10,12 +10,91 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import figures, machine, page, results
+from benchmarks import figures, interleave, machine, page, pair, results
 from benchmarks.figures import Budget, Figure, Interval, Part
+from benchmarks.interleave import Cost
 from benchmarks.meter import Meter
 from benchmarks.share import difference
 
 ANYWHERE = dict.fromkeys(page._MACHINE_LABELS, "x")
+
+
+# ---------------------------------------------------------------------------------------------------------------- Turns
+
+
+class Machine:
+    """Its clock goes on by what is done, and by half as much again while it is disturbed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, disturbed: range) -> None:
+        self.done: list[str] = []
+        self.times = 0
+        self._disturbed = disturbed
+        monkeypatch.setattr(interleave, "cost_of", lambda work: self.cost("yardstick", 10.0))
+
+    def cost(self, name: str, least: float) -> Cost:
+        """What it takes now."""
+        self.done.append(name)
+        self.times += 1
+        slow = 1.5 if self.times in self._disturbed else 1.0
+        return Cost(2 * least * slow, least * slow)
+
+    def compare(self, rounds: int) -> interleave.Rounds:
+        """Two that take 3 and 4, where the one that comes first is cold."""
+
+        def one(name: str, least: float) -> Cost:
+            return self.cost(name, least + (5 if self.done[-1:] == ["yardstick"] else 0))
+
+        return interleave.interleaved(lambda: one("a", 3.0), lambda: one("b", 4.0), rounds, warm_up=0)
+
+
+def test_each_comes_once_before_and_once_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what the first of two pays is not taken for a difference."""
+    machine = Machine(monkeypatch, range(0))
+    rounds = machine.compare(20)
+
+    assert machine.done[:7] == ["yardstick", "a", "b", "yardstick", "b", "a", "yardstick"]
+    assert {(one.first.cpu, one.second.cpu, one.first.wall, one.second.wall) for one in rounds.taken} == {
+        (5.5, 6.5, 11.0, 13.0)
+    }
+    assert len(rounds.counted) == len(rounds.taken) == 20
+
+
+def test_rounds_of_a_disturbed_machine_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are taken for them, and what all of them give is told."""
+    machine = Machine(monkeypatch, range(1, 7 * 10))
+    rounds = machine.compare(20)
+
+    assert (len(rounds.counted), len(rounds.taken)) == (20, 30)
+    assert {cost.cpu for cost in rounds.firsts} == {5.5}
+    assert {cost.cpu for cost in rounds.seconds} == {6.5}
+    share, added = interleave.at_any_speed("x", rounds)
+    assert (share.name, round(share.value, 1), share.unit) == ("x: rounds that count", 66.7, "%")
+    assert (added.name, added.value, added.unit) == ("x: added over all rounds", 0.001, "µs")
+
+
+def test_it_does_not_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too few were at full speed, there is nothing to tell them by, and all count."""
+    rounds = Machine(monkeypatch, range(8, 10**6)).compare(20)
+
+    assert len(rounds.counted) == len(rounds.taken) == 20 * interleave.MOST
+
+
+def seen(*first_token: float) -> pair.Round:
+    """What a client saw in a round."""
+    return pair.Round(1.0, list(first_token), [1.0], {})
+
+
+def test_a_request_is_compared_with_the_same_one_elsewhere() -> None:
+    """Prompts differ by more than pairs do."""
+    ours = [seen(1.1, 11.0, 110.0), seen(2.2, 22.0)]
+    first, second = [seen(1.0, 10.0, 100.0), seen(2.0, 20.0)], [seen(1.0, 10.0, 50.0), seen(2.0, 20.0)]
+    both = [pair._joined(a, b) for a, b in zip(first, second, strict=True)]
+    statistic = pair._STATISTICS["time to first token p50, longer than stock"]
+
+    value, interval = statistic(ours, both)
+    assert value == pytest.approx(1.1)
+    assert interval.low == pytest.approx(1.1)
+    assert statistic(first, second)[0] == 1.0
 
 
 # ----------------------------------------------------------------------------------------------------------- Arithmetic
