@@ -113,10 +113,12 @@ class Receive:
         Made when it is first asked for: on the engine's thread where a handshake or the peer is told of it, else on the
         export thread once it has ended.
         """
-        spans = self.telemetry.spans
-        if self._context is None and spans.is_exporting:
-            self._context = spans.new_context(self.parent, SpanName.RECEIVE, SpanKind.CONSUMER)
-        return self._context
+        context, spans = self._context, self.telemetry.spans
+        if context is None and spans.is_exporting:
+            made = spans.new_context(self.parent, SpanName.RECEIVE, SpanKind.CONSUMER)
+            # Another thread may have made one meanwhile: the first holds.
+            context = self._context = self._context or made
+        return context
 
     @property
     def parent(self) -> SpanContext | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,9 @@ _PRELOADED = (
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu_model_runner",
 )
+
+_SOCKET_PATH_LIMIT = 107
+"""Bytes that Linux gives the path of a socket."""
 
 Progress = Callable[[str, float], None]
 """Called again and again during a wait, with the server's name and the seconds waited."""
@@ -74,8 +78,7 @@ class VllmServer:
         self._side_channel = PortReservation(config.data_parallel_size, consecutive=True)
         self.port = self._api.ports[0]
         self.side_channel_port = self._side_channel.ports[0]
-        # vLLM leaves sockets and files where temporary ones go; a socket's path must be short.
-        self._temporary = tempfile.TemporaryDirectory(prefix="nixltel-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(prefix="nixl-", ignore_cleanup_errors=True)
         self._restarts = 0
         self.process = self._new_process(name)
 
@@ -147,10 +150,17 @@ class VllmServer:
             name,
             self.config.argv(self.port),
             work_dir=self._work_dir,
-            env={**self.config.environment(self.side_channel_port), "TMPDIR": self._temporary.name},
+            env=self._environment(),
             stop_timeout=self._stop_timeout,
             forkserver=self._forkserver,
         )
+
+    def _environment(self) -> dict[str, str]:
+        environment = self.config.environment(self.side_channel_port)
+        # vLLM leaves sockets and files where temporary ones go. In a folder too deep for sockets it could not start.
+        if len(f"{self._temporary.name}/{uuid.UUID(int=0)}") <= _SOCKET_PATH_LIMIT:
+            environment["TMPDIR"] = self._temporary.name
+        return environment
 
     def __enter__(self) -> VllmServer:
         try:

@@ -375,7 +375,8 @@ def test_fuzz(attack: Attack, observed: Observed) -> None:
     assert max(attack.best) < LIMIT
     assert slow <= len(attack.first) * SLOW_SHARE
     assert grown < GROWTH
-    assert now == before
+    # Those of tests before may end meanwhile.
+    assert all(after <= first for after, first in zip(now, before, strict=True))
     assert wait_until(lambda: open_files() <= files)
     # In the log at a bounded rate, in the metrics all of them, and nothing failed in here.
     lines = [line for line in observed.messages() if "nixl.handshake_request.refused" in line]

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,7 +19,14 @@ from typing import ClassVar
 import pytest
 
 from nixl_telemetry import testbed
-from nixl_telemetry.testbed import HttpStatusError, MetricsSnapshot, MissingProgramError, ServerConfig, TinyModel
+from nixl_telemetry.testbed import (
+    HttpStatusError,
+    MetricsSnapshot,
+    MissingProgramError,
+    ServerConfig,
+    TinyModel,
+    VllmServer,
+)
 
 
 def _options(config: ServerConfig) -> dict[str, str]:
@@ -200,3 +209,23 @@ def test_metrics_are_found_by_name_and_labels() -> None:
     assert snapshot.value("n_total", engine="1") == 3
     assert snapshot.value("n_total", mode="push") is None
     assert len(snapshot.select("n_total")) == 2
+
+
+@pytest.mark.parametrize(("depth", "has_own"), [(1, True), (20, False)])
+def test_temporary_files_go_with_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, has_own: bool
+) -> None:
+    """Where vLLM puts its sockets; a path that is too long for them stays as it was."""
+    outside = Path(tempfile.mkdtemp(dir="/tmp", prefix="t"))
+    folder = outside.joinpath(*["deep"] * depth)
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    server = VllmServer("server", ServerConfig(tmp_path), tmp_path)
+    environment = server._environment()
+
+    assert (Path(environment["TMPDIR"]).parent == folder) is has_own
+    assert Path(environment["TMPDIR"]).is_dir()
+    server.stop()
+    assert list(folder.iterdir()) == []
+    shutil.rmtree(outside)

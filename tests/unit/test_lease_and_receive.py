@@ -304,6 +304,7 @@ def test_nothing_to_receive_ends_with_the_notification(observed: Observed) -> No
 
     assert observed.span("nixl.receive").attributes["nixl.receive.block.count"] == 0
     assert table.find("r") is None
+    assert not table.untold
     assert observed.updates() == {}
 
 
@@ -318,6 +319,8 @@ def test_nothing_to_receive_and_nobody_to_tell(observed: Observed, fault: str) -
 
     assert observed.span("nixl.receive").status == "ERROR"
     assert table.find("r") is None
+    table.notified(())
+    assert not table.untold
     assert list(observed.updates()) == [(WAIT, "failed")]
 
 
