@@ -119,7 +119,7 @@ class Traffic:
         table.posting(handle)
         observer.post_ends()
         observer.acts_for_nobody()
-        observer.posts_end(name)
+        observer.posts_end()
         table.polled(handle, "PROC")
         failed = number % 100 == 0
         table.polled(handle, "ERR" if failed else "DONE")
