@@ -75,13 +75,18 @@ def is_up(process: ManagedProcess) -> bool:
     return process.log_text().endswith("}\n")
 
 
+def has_forked(process: ManagedProcess) -> bool:
+    """Whether its child is there, too, which comes after the facts."""
+    return len(process.members()) == 2
+
+
 def test_it_runs_as_if_it_had_been_executed(folder: Path, forkserver: ForkServer) -> None:
     """Twice, since the module was imported by neither before."""
     for name in ("first", "second"):
         with server(folder, forkserver, "serve", name) as process:
             assert wait_until(partial(is_up, process), _LONG)
             facts = json.loads(process.log_text())
-            assert len(process.members()) == 2
+            assert wait_until(partial(has_forked, process), _LONG)
             members = [info.pid for info in process.members()]
             assert process.is_running()
 
@@ -115,7 +120,7 @@ def test_its_end_is_told(folder: Path, forkserver: ForkServer, how: str, status:
 
 def test_it_stands_still_and_is_killed_like_any_other(folder: Path, forkserver: ForkServer) -> None:
     with server(folder, forkserver, "serve") as process:
-        assert wait_until(lambda: len(process.members()) == 2, _LONG)
+        assert wait_until(partial(has_forked, process), _LONG)
         process.send_signal(signal.SIGSTOP)
         assert wait_until(lambda: [info.state for info in process.members() if info.pid == process.pid] == ["T"], _LONG)
         report = process.kill()
@@ -129,7 +134,7 @@ def test_no_server_outlives_its_fork_server(folder: Path) -> None:
     with ForkServer(Path(sys.executable), ["preloaded"], {"PYTHONPATH": str(folder / "before")}, folder) as forkserver:
         process = server(folder, forkserver, "serve")
         process.start()
-        assert wait_until(lambda: len(process.members()) == 2, _LONG)
+        assert wait_until(partial(has_forked, process), _LONG)
         members = [info.pid for info in process.members()]
         forkserver._process.kill()
         assert wait_until(partial(all_gone, members), _LONG)
