@@ -4,7 +4,6 @@
 
 import atexit
 import functools
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -211,24 +210,16 @@ def guarded(hook: _Hook) -> _Hook:
     """Make a method of ours that runs on vLLM's threads unable to raise.
 
     A failure is counted and logged once, and the answer is ``None``. Only code of ours is ever guarded: what vLLM
-    raises must pass. Arguments are given by position.
+    raises must pass. Arguments are given by position: keywords would cost each call of each step a dictionary.
     """
-    # Made with the hook's own parameters, as methods of dataclasses are: to pass on ``*args`` takes five times as long.
-    parameters = inspect.signature(hook).parameters.values()
-    names = ", ".join(str(one.replace(annotation=one.empty, default=one.empty)) for one in parameters)
-    namespace: dict[str, Any] = {"hook": hook}
-    exec(_GUARD.format(names=names), namespace)  # noqa: S102
-    safe: Any = functools.wraps(hook)(namespace["safe"])
-    safe.__defaults__ = hook.__defaults__
-    safe.__guarded__ = True
-    return safe  # type: ignore[no-any-return]
 
+    @functools.wraps(hook)
+    def safe(self: HasTelemetry, *args: Any) -> Any:
+        try:
+            return hook(self, *args)
+        except Exception as error:
+            self.telemetry.failed(hook.__qualname__, error)
+            return None
 
-_GUARD: Final = """
-def safe({names}):
-    try:
-        return hook({names})
-    except Exception as error:
-        self.telemetry.failed(hook.__qualname__, error)
-        return None
-"""
+    safe.__guarded__ = True  # type: ignore[attr-defined]
+    return safe  # type: ignore[return-value]

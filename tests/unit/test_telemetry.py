@@ -5,6 +5,7 @@
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 from opentelemetry.trace import SpanKind
@@ -49,6 +50,14 @@ def test_a_guarded_hook_passes_results_and_swallows_its_own_errors(observed: Obs
     (message,) = observed.messages()
     assert "Hooks.breaks" in message
     assert "boom" in message
+
+
+def test_a_hook_that_is_called_wrongly_does_not_raise_either(observed: Observed) -> None:
+    """What a guard holds includes the call."""
+    works: Any = Hooks(observed.telemetry).works
+
+    assert works() is None
+    assert observed.updates() == {(ERRORS, Signal.HOOK): 1}
 
 
 def test_a_description_that_raises_is_counted(observed: Observed) -> None:
