@@ -337,10 +337,9 @@ class ReceiveTable:
         """All that can be done in a step was done: who needs no KV has told its peer so, or cannot."""
         for request_id in tuple(self.untold):
             receive = self._receives.get(request_id)
-            if receive is None:
-                self.untold.discard(request_id)
-            elif receive.posted_ns or receive.peer.engine_id in invalid_peers:
-                self._end(request_id, failed=receive.peer.engine_id in invalid_peers)
+            is_invalid = receive is not None and receive.peer.engine_id in invalid_peers
+            if receive is None or receive.posted_ns or is_invalid:
+                self._end(request_id, failed=is_invalid)
                 self.untold.discard(request_id)
 
     @guarded

@@ -139,11 +139,15 @@ class Counted:
         """Record how many were posted in a step."""
         self._telemetry.record_all(((self.posted, (count,)), (self.in_flight, (count,))))
 
+    def level(self, posted: bool, count: int) -> Update:
+        """What becomes of the levels when transfers end."""
+        # One that could not be prepared counts as posted, so that the numbers add up.
+        return (self.in_flight, (-count,)) if posted else (self.posted, (count,))
+
     def end(self, transfers: "Sequence[Transfer]", error: ErrorType | None, posted: bool, size_bytes: int) -> None:
         """Record transfers that ended alike, in one step: how long they took, and what they moved if they were done."""
         updates: list[Update] = [
-            # One that could not be prepared counts as posted, so that the numbers add up.
-            (self.in_flight, (-len(transfers),)) if posted else (self.posted, (len(transfers),)),
+            self.level(posted, len(transfers)),
             (self.durations[error], [one.duration_s for one in transfers]),
         ]
         if error is None:
@@ -455,7 +459,7 @@ class TransferTable:
         else:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
             # A lost change of a level would be wrong for ever.
-            self.telemetry.record_all(((transfer.counted.in_flight, (-int(transfer.posted),)),))
+            self.telemetry.record_all((transfer.counted.level(transfer.posted, 1),))
 
     @guarded
     def _report(self) -> None:

@@ -253,6 +253,14 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
     assert (updates[POSTED, "read"], updates[IN_FLIGHT, "read"]) == (5, 0)
     assert len(table.ended) == 0
 
+    _fail(table, 5)
+
+    assert len(table.ended) == 2
+    updates = observed.updates()
+    assert updates["nixl_telemetry_dropped_total", "metrics"] == 3
+    assert updates[POSTED, "read"] == 5
+    assert (IN_FLIGHT, "read") not in updates
+
 
 def test_each_worker_tells_since_when_its_oldest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that hangs on any is seen, whatever the others do; all stages of a pipeline have the same tensor ranks."""
