@@ -15,12 +15,11 @@ from opentelemetry.trace import SpanKind, set_span_in_context
 from benchmarks.figures import Budget, Figure, Part, median_interval, ratios
 from benchmarks.interleave import Cost, cost_of, interleaved
 from nixl_telemetry.signals import semconv
-from nixl_telemetry.signals.blocks import BlockSpans
+from nixl_telemetry.signals.blocks import BlockSpans, shares
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.moves import BlockMoves
-from nixl_telemetry.signals.otlp import ExportedSpan, envelope
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
-from nixl_telemetry.signals.sender import encode_batch
 
 SIZES: Final = {64: 150, 2048: 20}
 """Blocks of a transfer, and how often it is measured."""
@@ -90,10 +89,9 @@ def _ours(owner: ReadableSpan, moves: BlockMoves) -> bytes:
     detail, runs = moves.detail(BlockDetail.EACH, 0)
     said = Span(SpanName.TRANSFER, SpanKind.CLIENT, owner.start_time or 0, owner.end_time or 0)
     exported = ExportedSpan(said, owner.context, None, SHARED, 0)
-    spans = BlockSpans(exported, runs, detail, False, SHARED, BLOCK_BYTES * len(moves))
-    around = envelope(owner.resource, _SCOPE)
-    message: bytes = encode_batch(around, spans.slices(2048)).SerializeToString()
-    return message
+    spans = BlockSpans(exported, runs, shares(BLOCK_BYTES * len(moves), runs), detail, False, SHARED)
+    envelope = Envelope.of(owner.resource, _SCOPE)
+    return envelope.around((part.encode() for part in spans.slices(2048)), len(runs)).data
 
 
 def _theirs(tracer: Any, owner: Any, readable: ReadableSpan, moves: BlockMoves, kept: _Keeping) -> bytes:

@@ -3,6 +3,8 @@
 """Which share of the CPU time of worker and engine core is the suite's own, on real servers under load.
 
 Counted, not inferred: ``measured_connectors`` reads thread clocks around the hooks, and those of the suite's threads.
+gRPC's threads belong to vLLM's exporter as much as to the suite's, and wake even where nothing is sent: what they take
+in servers whose connector is switched off, under the same load, is not the suite's.
 """
 
 import json
@@ -25,6 +27,8 @@ SETTINGS: Final[dict[str, tuple[dict[str, Any], float]]] = {
     "every block a span": ({"block_spans": "each", "block_span_limit": 0}, 2.0),
 }
 """What is measured, and its limit in percent."""
+_OFF: Final = "off"
+_GRPC: Final = "gRPC"
 LENGTHS: Final = (64, 3000)
 """Tokens of a prompt: from 2 to 94 blocks."""
 MAX_TOKENS: Final = 64
@@ -45,6 +49,15 @@ class Counted:
     """The suite's, by hook and thread."""
     clock_ns: float = 0.0
     """What reading the clock took, each time."""
+    seconds: float = 0.0
+    """Between the reports, by the wall clock."""
+
+    def less_grpc_of(self, off: "Counted") -> "Counted":
+        """Without what gRPC's threads take where nothing of the suite's runs, in as many seconds."""
+        if _GRPC not in self.own:
+            return self
+        grpc = self.own[_GRPC] - off.own.get(_GRPC, 0.0) * self.seconds / off.seconds
+        return replace(self, own={**self.own, _GRPC: max(0.0, grpc)})
 
     @property
     def share(self) -> float:
@@ -77,13 +90,21 @@ def _of_mode(mode: str) -> Part:
             env={FOLDER: str(folder / "meter"), "PYTHONPATH": str(_ROOT)},
             fork=True,
         )
-        configs = {setting: _with_telemetry(config, telemetry) for setting, (telemetry, _) in SETTINGS.items()}
+        telemetry = {_OFF: {"enabled": False}, **{setting: own for setting, (own, _) in SETTINGS.items()}}
+        configs = {setting: replace(config, extra_config={"telemetry": own}) for setting, own in telemetry.items()}
         with fleet(configs, folder) as pairs:
-            for number, (setting, (_, limit)) in enumerate(SETTINGS.items()):
+            work = requests(model, REQUESTS, LENGTHS, MAX_TOKENS, seed=9)
+
+            def warm(setting: str) -> Pair:
                 pair = pairs.wake(setting)
-                run(pair, requests(model, _WARM_UP, LENGTHS, MAX_TOKENS, seed=number), CLIENTS)
+                run(pair, requests(model, _WARM_UP, LENGTHS, MAX_TOKENS, seed=8), CLIENTS)
+                return pair
+
+            off = {one.role: one for one in _count(warm(_OFF), folder / "meter", work)}
+            for setting, (_, limit) in SETTINGS.items():
+                pair = warm(setting)
                 before, messages = len(receiver.spans("nixl.block")), receiver.requests
-                counted = _count(pair, folder / "meter", requests(model, REQUESTS, LENGTHS, MAX_TOKENS, seed=9))
+                counted = [one.less_grpc_of(off[one.role]) for one in _count(pair, folder / "meter", work)]
                 spans, messages = len(receiver.spans("nixl.block")) - before, receiver.requests - messages
                 instances = [together(counted, instance) for instance in ("prefill", "decode")]
                 worst = max(instances, key=lambda one: one.share)
@@ -105,10 +126,6 @@ def _of_mode(mode: str) -> Part:
                     samples[f"{prefix}: clock ns"] = [one.clock_ns]
                     samples |= {f"{prefix}: {part} s": [spent] for part, spent in one.own.items()}
     return Part(budgets, figures, samples)
-
-
-def _with_telemetry(config: ServerConfig, telemetry: Mapping[str, Any]) -> ServerConfig:
-    return replace(config, extra_config={"telemetry": dict(telemetry)})
 
 
 def _count(pair: Pair, folder: Path, work: Sequence[Any]) -> list[Counted]:
@@ -137,17 +154,15 @@ def difference(role: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
     nothing, empty = hooks.pop(NOTHING, (0, 0))
     clock = nothing / empty if empty else 0.0
     own = {name: max(0.0, spent - count * clock) / 1e9 for name, (spent, count) in hooks.items()}
-    sends = any(name.startswith("nixl-telemetry-send") for name in after["threads"])
     own |= {
         name: (spent - before["threads"].get(name, 0)) / 1e9
         for name, spent in after["threads"].items()
-        # vLLM's exporter has threads of gRPC, too.
-        if name != "others" and (sends or name != "gRPC")
+        if name != "others"
     }
     # Of the time between two readings of the clock, one half is before the first and after the second.
     counting = 2 * clock * (empty + sum(count for _, count in hooks.values()))
     process = after["process_ns"] - before["process_ns"] - (after["writer_ns"] - before["writer_ns"]) - counting
-    return Counted(role, process / 1e9, own, clock)
+    return Counted(role, process / 1e9, own, clock, after["at"] - before["at"])
 
 
 def _reports(pair: Pair, folder: Path, since: float) -> dict[str, dict[str, Any]]:
@@ -173,7 +188,7 @@ def _figures(where: str, counted: Sequence[Counted]) -> list[Figure]:
     for one in counted:
         kinds = {"hooks": 0.0}
         for name, spent in one.own.items():
-            kind = name if name.startswith("nixl-telemetry") or name == "gRPC" else "hooks"
+            kind = name if name.startswith("nixl-telemetry") or name == _GRPC else "hooks"
             kinds[kind] = kinds.get(kind, 0.0) + spent
         figures += [
             Figure(f"{where}: {kind} in {one.role}", 100 * spent / one.process, "%") for kind, spent in kinds.items()

@@ -6,15 +6,18 @@ A span of the SDK costs tens of microseconds to make and encode, and a transfer 
 of one transfer differ in an id and a few numbers only: what they share is encoded once.
 """
 
+import functools
+import itertools
+import operator
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import ExportedSpan, encode_count
+from nixl_telemetry.signals.otlp import ExportedSpan, encode_count, encode_counts, field_of
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
@@ -25,60 +28,61 @@ class BlockSpans:
     Args:
         owner: The transfer's span: their parent, whose interval they have.
         runs: The blocks, or runs of blocks.
+        sizes: Bytes of each, where they are known.
         detail: ``each`` or ``runs``.
         by_region: Whether a run's group is a region.
         attributes: Of each span.
-        size_bytes: Bytes of all these blocks, if known.
     """
 
     owner: ExportedSpan
     runs: Sequence[Run]
+    sizes: Sequence[int | None]
     detail: BlockDetail
     by_region: bool
     attributes: Attributes
-    size_bytes: int | None
 
     def slices(self, length: int) -> Iterator["BlockSpans"]:
         """The same in parts of at most ``length`` spans."""
-        blocks = sum(run.length for run in self.runs)
-        before = 0
         for start in range(0, len(self.runs), length):
-            part = self.runs[start : start + length]
-            after = before + sum(run.length for run in part)
-            size = None if self.size_bytes is None else _share(self.size_bytes, before, after, blocks)
-            yield replace(self, runs=part, size_bytes=size)
-            before = after
+            part = slice(start, start + length)
+            yield replace(self, runs=self.runs[part], sizes=self.sizes[part])
 
-    def encode(self, into: Any) -> None:
-        """Append the spans to a repeated field of OTLP spans."""
+    def encode(self) -> bytes:
+        """The spans, as fields of OTLP's ``ScopeSpans``."""
         attributes = {semconv.BLOCK_TIMING: _TIMING, **self.attributes}
-        shared = self.owner.encode_part(SpanName.BLOCK, attributes)
+        shared = self.owner.encode_children(SpanName.BLOCK, attributes)
         ids = secrets.token_bytes(8 * len(self.runs))
-        blocks = sum(run.length for run in self.runs)
         group_key = semconv.BLOCK_REGION if self.by_region else semconv.BLOCK_GROUP
-        before = 0
-        for index, (group, local, remote, length) in enumerate(self.runs):
-            parts = [
-                shared,
-                encode_count(semconv.BLOCK_LOCAL_ID, local),
-                encode_count(semconv.BLOCK_REMOTE_ID, remote),
-                encode_count(group_key, group),
-            ]
-            if self.size_bytes is not None:
-                size = _share(self.size_bytes, before, before + length, blocks)
-                parts.append(encode_count(semconv.BLOCK_SIZE, size))
-                before += length
-            if self.detail is BlockDetail.RUNS:
-                parts.append(encode_count(semconv.BLOCK_COUNT, length))
-            span = into.add()
-            span.MergeFromString(b"".join(parts))
-            span.span_id = ids[8 * index : 8 * index + 8]
+        counts_blocks = self.detail is BlockDetail.RUNS
+        local = encode_counts(semconv.BLOCK_LOCAL_ID, map(_local_id, self.runs))
+        remote = encode_counts(semconv.BLOCK_REMOTE_ID, map(_remote_id, self.runs))
+        parts: list[bytes] = []
+        for index, (run, size) in enumerate(zip(self.runs, self.sizes, strict=True)):
+            # Most are of one group and one size.
+            rest = _encode_rest(group_key, run[0], size, run[3] if counts_blocks else None)
+            parts += field_of(shared, ids[8 * index : 8 * index + 8], local[index] + remote[index], rest)
+        return b"".join(parts)
+
+
+def shares(size_bytes: int | None, runs: Sequence[Run]) -> Sequence[int | None]:
+    """What each run has of the bytes, in whole units that add up to all of them."""
+    if size_bytes is None:
+        return [None] * len(runs)
+    ends = list(itertools.accumulate(run.length for run in runs))
+    until = [size_bytes * end // ends[-1] for end in ends]
+    return list(map(operator.sub, until, [0, *until]))
+
+
+_local_id: Final = operator.attrgetter("local")
+_remote_id: Final = operator.attrgetter("remote")
+
+
+@functools.lru_cache(1024)
+def _encode_rest(group_key: str, group: int, size: int | None, count: int | None) -> bytes:
+    """A span that has only these attributes, encoded."""
+    numbers = {group_key: group, semconv.BLOCK_SIZE: size, semconv.BLOCK_COUNT: count}
+    return b"".join(encode_count(name, number) for name, number in numbers.items() if number is not None)
 
 
 _TIMING: Final = "transfer"
 """The only ``nixl.block.timing`` there is: a block's interval is its transfer's."""
-
-
-def _share(total: int, before: int, after: int, blocks: int) -> int:
-    """What the blocks from ``before`` to ``after`` have of the total, in whole units that add up to it."""
-    return total * after // blocks - total * before // blocks

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.description import Describe
 
-GATHER_SECONDS: Final = 0.25
-_LINGER_ROUNDS: Final = 40
-WATCH_SECONDS: Final = 1.0
+ROUND_SECONDS: Final = 1.0
+_MANY: Final = 32
+"""So many operations are not left to wait: what describes them holds Python's lock all the while."""
 
 
 class _Task(NamedTuple):
@@ -24,11 +24,9 @@ class _Task(NamedTuple):
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    What comes after a long pause is taken at once. Then the thread looks every :data:`GATHER_SECONDS` for a while, and
-    takes what came together: to wake it for each operation would cost the engine's thread more than most of them, and
-    it would want Python's lock just while that thread is busy.
-
-    About once a second the thread also looks at what is under way, through :meth:`watch`.
+    Every :data:`ROUND_SECONDS`, or when many wait, it takes what came together, and looks at what is under way, through
+    :meth:`watch`. To wake it for each operation would cost the engine's thread more than most of them, it would want
+    Python's lock just while that thread is busy, and what is described once in a while finds its code in no cache.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -46,6 +44,7 @@ class ExportThread:
     ) -> None:
         self._consume = consume
         self._limit = limit
+        self._many = min(_MANY, limit // 2)
         self._on_drop = on_drop
         self._watches: list[Callable[[], None]] = []
         self.reset()
@@ -60,16 +59,19 @@ class ExportThread:
 
     def submit(self, describe: Describe) -> bool:
         """Hand over one operation; never blocks. False if it was dropped."""
-        if self._queue.qsize() >= self._limit:
+        waiting = self._queue.qsize()
+        if waiting >= self._limit:
             self._on_drop()
             return False
         self._queue.put(describe)
         if self._thread is None:
             self._start()
+        elif waiting >= self._many and not self._hurry.is_set():
+            self._hurry.set()
         return True
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Have something looked at every :data:`WATCH_SECONDS`, as soon as the thread runs. It must not raise."""
+        """Have something looked at every :data:`ROUND_SECONDS`, as soon as the thread runs. It must not raise."""
         self._watches.append(look)
 
     def stop_watching(self) -> None:
@@ -100,30 +102,16 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
-        quiet_rounds = _LINGER_ROUNDS
         looked_at = time.monotonic()
         while True:
-            if quiet_rounds < _LINGER_ROUNDS:
-                if self._hurry.wait(GATHER_SECONDS):
-                    self._hurry.clear()
-            elif self._take_next(WATCH_SECONDS if self._watches else None):
-                quiet_rounds = 0
-            quiet_rounds += 1
+            self._hurry.wait(ROUND_SECONDS)
+            self._hurry.clear()
             while not self._queue.empty():
                 self._take(self._queue.get())
-                quiet_rounds = 0
-            if time.monotonic() - looked_at >= WATCH_SECONDS:
+            if time.monotonic() - looked_at >= ROUND_SECONDS:
                 looked_at = time.monotonic()
                 for look in tuple(self._watches):
                     look()
-
-    def _take_next(self, timeout_seconds: float | None) -> bool:
-        try:
-            item = self._queue.get(timeout=timeout_seconds)
-        except queue.Empty:
-            return False
-        self._take(item)
-        return True
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

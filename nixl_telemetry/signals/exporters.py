@@ -5,12 +5,13 @@
 import os
 from typing import Any, Final, Protocol
 
+from google.protobuf.empty_pb2 import Empty
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as SdkGrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as SdkHttpExporter
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from nixl_telemetry.signals.logger import logger
+from nixl_telemetry.signals.otlp import Message
 
 _SCHEDULE_DELAY: Final = "OTEL_BSP_SCHEDULE_DELAY"
 _DEFAULT_DELAY_MS: Final = 5000
@@ -23,7 +24,7 @@ class ExportError(Exception):
 class Exporter(Protocol):
     """Takes encoded spans."""
 
-    def send(self, request: ExportTraceServiceRequest) -> None:
+    def send(self, message: Message) -> None:
         """Send one batch. May take long, and may raise anything, after which the batch is lost."""
 
     def shutdown(self) -> None:
@@ -33,39 +34,35 @@ class Exporter(Protocol):
 class GrpcExporter(SdkGrpcExporter):
     """Sends by gRPC. The SDK's exporter takes spans of the SDK; from its encoding on, this is the same one."""
 
-    def send(self, request: ExportTraceServiceRequest) -> None:
+    def send(self, message: Message) -> None:
         """Send one batch.
 
         Raises:
             ExportError: It is lost.
         """
-        _check(self._export(request) is SpanExportResult.SUCCESS)
+        _check(self._export(message) is SpanExportResult.SUCCESS)  # type: ignore[arg-type]
 
-    def _translate_data(self, data: Any) -> ExportTraceServiceRequest:
-        return data  # type: ignore[no-any-return]
+    def _translate_data(self, data: Any) -> Any:
+        # gRPC's stub has protobuf encode whatever it is given, and protobuf passes on fields that it does not know.
+        return Empty.FromString(data.data)
 
     def _count_data(self, data: Any) -> int:
-        return span_count(data)
+        return data.span_count  # type: ignore[no-any-return]
 
 
 class HttpExporter(SdkHttpExporter):
     """Sends by HTTP with protobuf; otherwise as :class:`GrpcExporter`."""
 
-    def send(self, request: ExportTraceServiceRequest) -> None:
+    def send(self, message: Message) -> None:
         """Send one batch.
 
         Raises:
             ExportError: It is lost.
         """
-        data = request.SerializeToString()
+        data = message.data
         client = getattr(self, "_client", None)
         # Older exporters of OpenTelemetry are their own client, and their answer is that of ``requests``.
         _check(client.export(data).success if client is not None else self._export(data).ok)  # type: ignore[attr-defined]
-
-
-def span_count(request: ExportTraceServiceRequest) -> int:
-    """How many spans are in a batch."""
-    return sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
 
 
 def is_configured(endpoint: str | None) -> bool:

@@ -3,18 +3,18 @@
 """Spans as OTLP messages.
 
 OpenTelemetry's encoder takes finished spans of its SDK; to make one and to encode it costs 50 µs and more, which would
-be most of what the suite costs. Here a span becomes a message at once. Its attributes are put together from bytes:
-what was encoded one after the other is merged when it is parsed, so that attributes that repeat (engine ids, versions,
-peers) are encoded once, and of the others little more than their values is left to encode.
+be most of what the suite costs. Here a span is put together from bytes: the fields of a message may come in any order,
+so what repeats (names, engine ids, versions, peers) is encoded once, by protobuf, and of the rest little more than the
+values is left to encode.
 """
 
 import functools
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan, SpanFlags, Status
 from opentelemetry.sdk.resources import Resource
@@ -33,28 +33,54 @@ _KINDS: Final = {
     SpanKind.PRODUCER: OtlpSpan.SPAN_KIND_PRODUCER,
     SpanKind.CONSUMER: OtlpSpan.SPAN_KIND_CONSUMER,
 }
+# What precedes a field in a span: its number and how long it is, or its number and that it has eight bytes.
+_TRACE_ID: Final = b"\x0a\x10"
+_SPAN_ID: Final = b"\x12\x08"
+_PARENT_ID: Final = b"\x22\x08"
+_START: Final = b"\x39"
+_END: Final = b"\x41"
+_MOMENTS: Final = struct.Struct("<2s16ssQsQ")
 _FLAGS: Final = {
     False: SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK,
     True: SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK,
 }
 
 
-def envelope(resource: Resource, scope: InstrumentationScope) -> ExportTraceServiceRequest:
-    """A message without spans, as OpenTelemetry's own encoder makes it."""
-    request = encode_spans(
-        [
-            ReadableSpan(
-                "",
-                context=SpanContext(1, 1, is_remote=False),
-                resource=resource,
-                instrumentation_scope=scope,
-                start_time=0,
-                end_time=0,
-            )
-        ]
-    )
-    del request.resource_spans[0].scope_spans[0].spans[:]
-    return request
+class Message(NamedTuple):
+    """An ``ExportTraceServiceRequest`` that is encoded."""
+
+    data: bytes
+    span_count: int
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message without spans, encoded in two parts."""
+
+    resource: bytes
+    """Of the ``ResourceSpans``."""
+    scope: bytes
+    """Of the ``ScopeSpans``."""
+
+    @classmethod
+    def of(cls, resource: Resource, scope: InstrumentationScope) -> "Envelope":
+        """As OpenTelemetry's own encoder makes it."""
+        context = SpanContext(1, 1, is_remote=False)
+        span = ReadableSpan(
+            "", context=context, resource=resource, instrumentation_scope=scope, start_time=0, end_time=0
+        )
+        (of_resource,) = encode_spans([span]).resource_spans
+        (of_scope,) = of_resource.scope_spans
+        of_scope.ClearField("spans")
+        encoded_scope = of_scope.SerializeToString()
+        of_resource.ClearField("scope_spans")
+        return cls(of_resource.SerializeToString(), encoded_scope)
+
+    def around(self, spans: Iterable[bytes], count: int) -> Message:
+        """A message with so many spans, each a field of ``ScopeSpans``."""
+        of_scope = b"".join((self.scope, *spans))
+        of_resource = b"".join((self.resource, _before_message(2, len(of_scope)), of_scope))
+        return Message(_before_message(1, len(of_resource)) + of_resource, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,47 +101,53 @@ class ExportedSpan:
     attributes: Attributes
     offset_ns: int
 
-    def encode(self, into: Any) -> None:
-        """Append it to a repeated field of OTLP spans."""
+    def encode(self) -> bytes:
+        """The span, as a field of OTLP's ``ScopeSpans``."""
         span, offset_ns = self.span, self.offset_ns
-        encoded = into.add(
-            trace_id=_trace_id(self.context),
-            span_id=_span_id(self.context),
-            parent_span_id=_span_id(self.parent) if self.parent is not None else b"",
-            trace_state=_state(self.context),
-            flags=_FLAGS[self.parent is not None and self.parent.is_remote],
-            name=span.name,
-            kind=_KINDS[span.kind],
-            start_time_unix_nano=offset_ns + span.start_ns,
-            end_time_unix_nano=offset_ns + span.end_ns,
-            status=self._status(),
-        )
-        encoded.MergeFromString(encode_attributes(self.attributes))
-        for event in span.events:
-            encoded.events.add(
-                name=event.name,
-                time_unix_nano=offset_ns + event.at_ns,
-                attributes=[_key_value(name, value) for name, value in event.attributes.items()],
-            )
-        for link in span.links:
-            encoded.links.add(
-                trace_id=_trace_id(link), span_id=_span_id(link), trace_state=_state(link), flags=_FLAGS[link.is_remote]
-            )
+        parts = [
+            self._moments(),
+            _SPAN_ID + _span_id(self.context),
+            _described(span.name, span.kind, self.parent is not None and self.parent.is_remote),
+            encode_attributes(self.attributes),
+        ]
+        if self.parent is not None:
+            parts.append(_PARENT_ID + _span_id(self.parent))
+        if span.error is not None or span.events or span.links or self.context.trace_state:
+            rest = OtlpSpan(trace_state=_state(self.context), status=self._status())
+            for event in span.events:
+                rest.events.add(
+                    name=event.name,
+                    time_unix_nano=offset_ns + event.at_ns,
+                    attributes=[_key_value(name, value) for name, value in event.attributes.items()],
+                )
+            for link in span.links:
+                rest.links.add(
+                    trace_id=_trace_id(link),
+                    span_id=_span_id(link),
+                    trace_state=_state(link),
+                    flags=_FLAGS[link.is_remote],
+                )
+            parts.append(rest.SerializeToString())
+        encoded = b"".join(parts)
+        return _before_message(2, len(encoded)) + encoded
 
-    def encode_part(self, name: SpanName, attributes: Attributes) -> bytes:
-        """A part of it, encoded: a child without id that has its interval and its status."""
-        part = OtlpSpan(
-            trace_id=_trace_id(self.context),
-            parent_span_id=_span_id(self.context),
-            trace_state=_state(self.context),
-            flags=_FLAGS[False],
-            name=name,
-            kind=OtlpSpan.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=self.offset_ns + self.span.start_ns,
-            end_time_unix_nano=self.offset_ns + self.span.end_ns,
-            status=self._status(),
+    def encode_children(self, name: SpanName, attributes: Attributes) -> bytes:
+        """What children have in common that have its interval and its status. They lack their ids and the like."""
+        rest = OtlpSpan(trace_state=_state(self.context), status=self._status())
+        return b"".join(
+            (
+                self._moments(),
+                _PARENT_ID + _span_id(self.context),
+                _described(name, SpanKind.INTERNAL, False),
+                encode_attributes(attributes),
+                rest.SerializeToString(),
+            )
         )
-        return b"".join((part.SerializeToString(), encode_attributes(attributes)))
+
+    def _moments(self) -> bytes:
+        """Its trace and its interval."""
+        start_ns, end_ns = self.offset_ns + self.span.start_ns, self.offset_ns + self.span.end_ns
+        return _MOMENTS.pack(_TRACE_ID, _trace_id(self.context), _START, start_ns, _END, end_ns)
 
     def _status(self) -> Status:
         if self.span.error is None:
@@ -125,18 +157,57 @@ class ExportedSpan:
 
 def encode_attributes(attributes: Attributes) -> bytes:
     """A span that has only these attributes, encoded."""
-    return b"".join(
-        # Times are never the same twice.
-        _before_double(name) + _DOUBLE.pack(value) if type(value) is float else _remembered(name, value)
-        for name, value in attributes.items()
-    )
+    return b"".join([_ENCODERS.get(type(value), _encode_text)(name, value) for name, value in attributes.items()])
 
 
-@functools.lru_cache(16384)
+def field_of(shared: bytes, span_id: bytes, own: bytes, rest: bytes) -> tuple[bytes, ...]:
+    """A child of :meth:`ExportedSpan.encode_children` with an id and more attributes, as a field of ``ScopeSpans``."""
+    length = len(shared) + len(_SPAN_ID) + len(span_id) + len(own) + len(rest)
+    return _before_message(2, length), shared, _SPAN_ID, span_id, own, rest
+
+
+@functools.lru_cache(1024)
+def _before_message(number: int, length: int) -> bytes:
+    """What precedes a message that is a field with this number."""
+    return bytes((number << 3 | 2,)) + _varint(length)
+
+
+@functools.cache
+def _described(name: SpanName, kind: SpanKind, has_remote_parent: bool) -> bytes:
+    encoded: bytes = OtlpSpan(name=name, kind=_KINDS[kind], flags=_FLAGS[has_remote_parent]).SerializeToString()
+    return encoded
+
+
 def encode_count(name: str, value: int) -> bytes:
     """A span that has one attribute only, a number of 0 or more, encoded."""
     number = _varint(value)
     return _before_varint(name, len(number)) + number
+
+
+def encode_counts(name: str, values: Iterable[int]) -> list[bytes]:
+    """The same for each of many numbers."""
+    before = _before_varint(name, 2)
+    # Nearly all numbers of blocks take two bytes: seven bits, with the eighth set, and seven more.
+    return [
+        before + (value + (value & ~0x7F) + 0x80).to_bytes(2, "little")
+        if 1 << 7 <= value < 1 << 14
+        else encode_count(name, value)
+        for value in values
+    ]
+
+
+def _encode_double(name: str, value: float) -> bytes:
+    return _before_double(name) + _DOUBLE.pack(value)
+
+
+def _encode_integer(name: str, value: int) -> bytes:
+    return encode_count(name, value) if value >= 0 else _alone(name, value)
+
+
+def _encode_text(name: str, value: str) -> bytes:
+    # Half of a surrogate pair is no reason to lose a batch.
+    text = value.encode("utf-8", "replace")
+    return _before_text(name, len(text)) + text
 
 
 def _alone(name: str, value: AttributeValue) -> bytes:
@@ -144,10 +215,16 @@ def _alone(name: str, value: AttributeValue) -> bytes:
     return encoded
 
 
-# By type too: true is no number.
-_remembered = functools.lru_cache(4096, typed=True)(_alone)
-
+_ENCODERS: Final[dict[type, Callable[[str, Any], bytes]]] = {
+    float: _encode_double,
+    int: _encode_integer,
+    bool: _alone,
+    tuple: _alone,
+}
 _DOUBLE: Final = struct.Struct("<d")
+
+
+# What precedes a value: protobuf encodes the attribute with one that is as long.
 
 
 @functools.lru_cache(256)
@@ -158,6 +235,12 @@ def _before_double(name: str) -> bytes:
 @functools.lru_cache(256)
 def _before_varint(name: str, size: int) -> bytes:
     return _alone(name, 1 << 7 * (size - 1))[:-size]
+
+
+@functools.lru_cache(1024)
+def _before_text(name: str, size: int) -> bytes:
+    encoded = _alone(name, "x" * size)
+    return encoded[: len(encoded) - size]
 
 
 def _varint(value: int) -> bytes:

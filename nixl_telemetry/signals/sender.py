@@ -8,12 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.exporters import Exporter
-from nixl_telemetry.signals.otlp import ExportedSpan
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
 
 Item: TypeAlias = ExportedSpan | BlockSpans
 
@@ -41,7 +39,7 @@ class SpanSender:
     def __init__(
         self,
         connect: Callable[[], Exporter],
-        envelope: Callable[[], ExportTraceServiceRequest],
+        envelope: Callable[[], Envelope],
         pace_seconds: float,
         limit: int,
         on_lost: Callable[[int], None],
@@ -165,25 +163,11 @@ class SpanSender:
         try:
             if self._exporter is None:
                 self._exporter = self._connect()
-            self._exporter.send(encode_batch(self._envelope(), batch))
+            spans = (item.encode() for item in batch)
+            self._exporter.send(self._envelope().around(spans, sum(map(_count, batch))))
         except Exception as error:
             self._on_error(error)
             self._on_lost(sum(map(_count, batch)))
-
-
-def encode_batch(envelope: ExportTraceServiceRequest, batch: Iterable[Item]) -> ExportTraceServiceRequest:
-    """Spans as an OTLP message.
-
-    Args:
-        envelope: A message without spans; it is copied.
-        batch: Spans of one process, all of one scope.
-    """
-    request = ExportTraceServiceRequest()
-    request.CopyFrom(envelope)
-    spans = request.resource_spans[0].scope_spans[0].spans
-    for item in batch:
-        item.encode(spans)
-    return request
 
 
 def _count(item: Item) -> int:

@@ -14,6 +14,8 @@ from typing import Any, Final
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from nixl_telemetry.signals.otlp import Message
+
 _ID_KEYS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 
 
@@ -31,12 +33,13 @@ class TraceFile:
         self._max_bytes = max_bytes
         self._count = count
 
-    def send(self, request: ExportTraceServiceRequest) -> None:
+    def send(self, message: Message) -> None:
         """Append a batch as one line.
 
         Raises:
             OSError: The file cannot be written.
         """
+        request = ExportTraceServiceRequest.FromString(message.data)
         line = json.dumps(_hex_ids(MessageToDict(request, use_integers_for_enums=True)), separators=(",", ":")) + "\n"
         with self._locked() as descriptor:
             remaining = memoryview(line.encode())

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision
@@ -22,12 +21,12 @@ from nixl_telemetry import __version__
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.attributes import Attributes
-from nixl_telemetry.signals.blocks import BlockSpans
+from nixl_telemetry.signals.blocks import BlockSpans, shares
 from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import Exporter, connect, is_configured, seconds_between_messages
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import ExportedSpan, envelope
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
 from nixl_telemetry.signals.semconv import (
     BLOCK_DETAIL,
     ERROR_TYPE,
@@ -163,8 +162,8 @@ class SpanWriter:
         return TracerProvider(resource=resource, shutdown_on_exit=False)
 
     @cached_property
-    def _envelope(self) -> ExportTraceServiceRequest:
-        return envelope(self._provider.resource, _SCOPE)
+    def _envelope(self) -> Envelope:
+        return Envelope.of(self._provider.resource, _SCOPE)
 
     def _reason_to_keep(self, span: Span) -> Kept | None:
         if not self._settings.keep_failed:
@@ -187,9 +186,9 @@ class SpanWriter:
         exported = ExportedSpan(span, context, parent, attributes, offset_ns)
         yield exported
         if span.blocks is not None and runs:
-            size = attributes.get(TRANSFER_BYTES)
+            sizes = shares(attributes.get(TRANSFER_BYTES), runs)
             shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
-            spans = BlockSpans(exported, runs, attributes[BLOCK_DETAIL], span.blocks.by_region, shared, size)
+            spans = BlockSpans(exported, runs, sizes, attributes[BLOCK_DETAIL], span.blocks.by_region, shared)
             yield from spans.slices(_SLICE_SPANS)
         for child in span.children:
             yield from self._tree(child, _child_of(context), context, {}, offset_ns)

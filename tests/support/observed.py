@@ -14,6 +14,7 @@ from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import traces
 from nixl_telemetry.signals.logger import LOGGER_NAME
 from nixl_telemetry.signals.metrics import label_values
+from nixl_telemetry.signals.otlp import Message
 from nixl_telemetry.signals.semconv import TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 from nixl_telemetry.testbed import ReceivedSpan
@@ -26,9 +27,9 @@ class Collector:
 
     requests: list[ExportTraceServiceRequest] = field(default_factory=list)
 
-    def send(self, request: ExportTraceServiceRequest) -> None:
+    def send(self, message: Message) -> None:
         """Keep a batch."""
-        self.requests.append(request)
+        self.requests.append(ExportTraceServiceRequest.FromString(message.data))
 
     def shutdown(self) -> None:
         """Nothing is open."""

@@ -14,7 +14,7 @@ from benchmarks import figures, interleave, machine, page, pair, results
 from benchmarks.figures import Budget, Figure, Interval, Part
 from benchmarks.interleave import Cost
 from benchmarks.meter import Meter
-from benchmarks.share import difference
+from benchmarks.share import Counted, difference
 
 ANYWHERE = dict.fromkeys(page._MACHINE_LABELS, "x")
 
@@ -194,12 +194,14 @@ def test_a_ratio_is_judged_by_how_much_worse_it_is_and_by_the_control(
 def test_what_is_spent_is_the_difference_of_two_reports() -> None:
     """Hooks and threads that came in between count from 0; what counting costs is taken off."""
     before = {
+        "at": 100.0,
         "process_ns": 1e9,
         "writer_ns": 0,
         "hooks": {"a": [1e6, 1], "nothing": [0, 0]},
         "threads": {"others": 1e9},
     }
     after = {
+        "at": 110.0,
         "process_ns": 3.1e9,
         "writer_ns": 0.08e9,
         "hooks": {"a": [16e6, 6], "b": [5e6, 1], "nothing": [4e6, 4]},
@@ -211,7 +213,18 @@ def test_what_is_spent_is_the_difference_of_two_reports() -> None:
     assert counted.clock_ns == 1e6
     assert counted.own == pytest.approx({"a": 0.01, "b": 0.004, "nixl-telemetry-send": 0.005, "gRPC": 0.001})
     assert counted.process == pytest.approx(2.0)
+    assert counted.seconds == pytest.approx(10.0)
     assert counted.share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("own", "off", "left"), [(0.005, 0.004, 0.003), (0.005, 0.02, 0.0)])
+def test_what_grpc_takes_without_the_suite_is_not_its_own(own: float, off: float, left: float) -> None:
+    """By the second: one run may take longer than the other."""
+    with_suite = Counted("decode's worker", 2.0, {"a": 0.01, "gRPC": own}, seconds=10.0)
+    without = Counted("decode's worker", 2.0, {"gRPC": off}, seconds=20.0)
+
+    assert with_suite.less_grpc_of(without).own == pytest.approx({"a": 0.01, "gRPC": left})
+    assert with_suite.less_grpc_of(without).process == 2.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- Meter

@@ -4,6 +4,7 @@
 
 from hypothesis import given, strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SdkEvent, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -11,7 +12,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.description import Event, Span
-from nixl_telemetry.signals.otlp import ExportedSpan, envelope
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
 from nixl_telemetry.signals.semconv import Direction, ErrorType, EventName, SpanName
 
 VALUES = (
@@ -78,7 +79,8 @@ def test_as_the_sdk_does(
         start_time=103,
         end_time=109,
     )
-    ours = envelope(RESOURCE, SCOPE)
-    ExportedSpan(span, context, parent, attributes, 100).encode(ours.resource_spans[0].scope_spans[0].spans)
+    encoded = ExportedSpan(span, context, parent, attributes, 100).encode()
+    ours = Envelope.of(RESOURCE, SCOPE).around([encoded], 1)
 
-    assert ours == encode_spans([theirs])
+    assert ours.span_count == 1
+    assert ExportTraceServiceRequest.FromString(ours.data) == encode_spans([theirs])

@@ -16,9 +16,8 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.description import Span
-from nixl_telemetry.signals.exporters import span_count
 from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import ExportedSpan, envelope
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, Message
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
@@ -51,12 +50,12 @@ class Bench:
         self.connected += 1
         return self
 
-    def send(self, request: Any) -> None:
+    def send(self, message: Message) -> None:
         """Take a batch."""
         self.hold.wait(10)
         if self.fails:
             raise ConnectionError("no collector")
-        self.sent.append(span_count(request))
+        self.sent.append(message.span_count)
 
     def shutdown(self) -> None:
         """Count it."""
@@ -73,7 +72,7 @@ def span(number: int) -> ExportedSpan:
     return ExportedSpan(said, SpanContext(1, 1 + number, is_remote=False), None, {}, 0)
 
 
-ENVELOPE = envelope(Resource({}), InstrumentationScope("test"))
+ENVELOPE = Envelope.of(Resource({}), InstrumentationScope("test"))
 
 
 @pytest.fixture
@@ -154,7 +153,7 @@ def test_of_a_tree_that_is_too_large_the_first_spans_go(bench: Bench) -> None:
     """The transfer comes before its blocks, of which 16 take the room of one span."""
     owner = span(0)
     runs = [Run(0, number, number, 1) for number in range(64)]
-    blocks = BlockSpans(owner, runs, BlockDetail.EACH, False, {}, None)
+    blocks = BlockSpans(owner, runs, [None] * 64, BlockDetail.EACH, False, {})
     sender = SpanSender(bench.connect, lambda: ENVELOPE, PACE_SECONDS, 5, bench.lost.append, bench.errors.append)
     sender.add([owner, blocks, blocks])
 

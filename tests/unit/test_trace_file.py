@@ -15,12 +15,13 @@ from opentelemetry.trace import SpanKind
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import description
 from nixl_telemetry.signals.description import Description
+from nixl_telemetry.signals.otlp import Message
 from nixl_telemetry.signals.semconv import Signal, SpanName, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 from nixl_telemetry.signals.trace_file import TraceFile
 
 
-def request(name: str) -> ExportTraceServiceRequest:
+def message(name: str) -> Message:
     """One span."""
     span = Span(
         trace_id=bytes(range(16)),
@@ -32,7 +33,8 @@ def request(name: str) -> ExportTraceServiceRequest:
         attributes=[KeyValue(key="n", value=AnyValue(int_value=5))],
         links=[Span.Link(trace_id=bytes(16), span_id=bytes(8))],
     )
-    return ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])
+    request = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=[span])])])
+    return Message(request.SerializeToString(), 1)
 
 
 def spans(path: Path) -> list[dict[str, Any]]:
@@ -49,7 +51,7 @@ def spans(path: Path) -> list[dict[str, Any]]:
 def test_otlp_json(tmp_path: Path) -> None:
     """Ids are in hex and enums are numbers, as the specification wants and protobuf's own JSON does not have them."""
     path = tmp_path / "new" / "trace.jsonl"
-    TraceFile(path, 10_000, 2).send(request("first"))
+    TraceFile(path, 10_000, 2).send(message("first"))
 
     (span,) = spans(path)
     assert span["traceId"] == "000102030405060708090a0b0c0d0e0f"
@@ -65,7 +67,7 @@ def test_rotation(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, 1, 3)
     for name in "abcde":
-        file.send(request(name))
+        file.send(message(name))
 
     assert sorted(child.name for child in tmp_path.iterdir()) == ["trace.jsonl", "trace.jsonl.1", "trace.jsonl.2"]
     assert [spans(child)[0]["name"] for child in sorted(tmp_path.iterdir())] == ["e", "d", "c"]
@@ -76,7 +78,7 @@ def test_one_file(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, 1, 1)
     for name in "ab":
-        file.send(request(name))
+        file.send(message(name))
 
     assert [child.name for child in tmp_path.iterdir()] == ["trace.jsonl"]
     assert [span["name"] for span in spans(path)] == ["b"]
@@ -85,7 +87,7 @@ def test_one_file(tmp_path: Path) -> None:
 def _write(path: Path, name: str) -> None:
     file = TraceFile(path, 4_000, 100)
     for number in range(50):
-        file.send(request(f"{name}{number}"))
+        file.send(message(f"{name}{number}"))
 
 
 def test_several_processes(tmp_path: Path) -> None:
