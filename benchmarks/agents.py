@@ -14,6 +14,7 @@ from vllm.distributed.nixl_utils import NixlWrapper, nixl_agent_config
 
 from benchmarks.bare import ENGINE, PEER, worker_connector
 from nixl_telemetry.operations.peer import Peer
+from nixl_telemetry.seam.carrier import StepNotes
 
 BLOCKS: Final = 16384
 BLOCK_BYTES: Final = 64
@@ -91,6 +92,7 @@ class Reader:
     def metadata(self, blocks: int, requests: int) -> Any:
         """A step's metadata, with requests to fetch."""
         metadata = NixlConnectorMetadata()
+        StepNotes().attach(metadata)
         for number in itertools.islice(self._numbers, requests):
             # Lists of their own, as the scheduler makes them.
             local, remote = list(range(0, BLOCKS, BLOCKS // blocks))[:blocks], list(range(blocks))

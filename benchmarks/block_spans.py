@@ -89,7 +89,7 @@ def _ours(owner: ReadableSpan, moves: BlockMoves) -> bytes:
     detail, runs = moves.detail(BlockDetail.EACH, 0)
     said = Span(SpanName.TRANSFER, SpanKind.CLIENT, owner.start_time or 0, owner.end_time or 0)
     exported = ExportedSpan(said, owner.context, None, SHARED, 0)
-    spans = BlockSpans(exported, runs, shares(BLOCK_BYTES * len(moves), runs), detail, False, SHARED)
+    spans = BlockSpans(exported, runs, shares(BLOCK_BYTES * len(moves), runs.lengths), detail, False, SHARED)
     envelope = Envelope.of(owner.resource, _SCOPE)
     return envelope.around((part.encode() for part in spans.slices(2048)), len(runs)).data
 

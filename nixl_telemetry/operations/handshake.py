@@ -26,6 +26,7 @@ from nixl_telemetry.signals.attributes import Attributes, AttributeValue
 from nixl_telemetry.signals.catalogue import HANDSHAKE_BYPASSED, HANDSHAKE_DURATION, HANDSHAKE_REJECTIONS
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, Event, LogLine, Span
+from nixl_telemetry.signals.propagation import NOTHING, Carried
 from nixl_telemetry.signals.semconv import ErrorType, EventName, Purpose, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -345,11 +346,9 @@ class Current(threading.local):
 
     handshake: Handshake | None = None
     """The handshake that it shakes."""
-    cause: SpanContext | None = None
-    """The request on whose behalf it may ask for a handshake."""
-    registered: SpanContext | None = None
+    registered: Carried = NOTHING
     """The receive of the peer for whose registration it posts."""
-    lease: SpanContext | None = None
+    lease: Carried = NOTHING
     """The lease on what it posts."""
     receive: Receive | None = None
     """The request of this instance for which it acts."""

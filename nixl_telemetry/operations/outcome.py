@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from nixl_telemetry.signals.attributes import Attributes, AttributeValue
 from nixl_telemetry.signals.description import LogLine
+from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.semconv import ERROR_TYPE, ErrorType, EventName
 
 
@@ -26,8 +27,8 @@ class Outcome(NamedTuple):
 
 def outcome_line(
     outcome: Outcome, attributes: Attributes, finished: EventName, failed: EventName, *, slow_s: float, level: int
-) -> LogLine:
-    """The line: an error when it failed, a warning when it was slow.
+) -> LogLine | None:
+    """The line: an error when it failed, a warning when it was slow; ``None`` where nobody wants it.
 
     Args:
         outcome: How it ended.
@@ -37,7 +38,9 @@ def outcome_line(
         slow_s: A duration above this is slow. Seconds.
         level: Level of a success that was not slow.
     """
-    keys = {**attributes, **outcome.keys()}
     if outcome.error:
-        return LogLine(failed, logging.ERROR, {**keys, "message": outcome.message})
-    return LogLine(finished, logging.WARNING if outcome.duration_s > slow_s else level, keys)
+        keys = {**attributes, **outcome.keys(), "message": outcome.message}
+        return LogLine(failed, logging.ERROR, keys)
+    level = logging.WARNING if outcome.duration_s > slow_s else level
+    # Nearly all are of transfers that succeeded.
+    return LogLine(finished, level, {**attributes, **outcome.keys()}) if logger().isEnabledFor(level) else None

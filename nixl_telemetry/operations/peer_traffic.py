@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """What became of transfers and handshakes with each peer, and how fast each is: one sick pair among healthy ones."""
 
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,7 @@ from nixl_telemetry.signals.catalogue import (
 )
 from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Description, LogLine
-from nixl_telemetry.signals.metrics import Update
+from nixl_telemetry.signals.metrics import Series
 from nixl_telemetry.signals.semconv import ErrorType, EventName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -72,6 +73,7 @@ class PeerTraffic:
         self.telemetry: Final = telemetry
         self._labels: dict[tuple[str, int], str] = {}
         self._speeds: dict[str, _Speed] = {}
+        self._series = functools.cache(self._make_series)
 
     def label(self, peer: Peer) -> str:
         """What a peer is called."""
@@ -89,14 +91,20 @@ class PeerTraffic:
         self, peer: Peer, error: ErrorType | None, count: int, size_bytes: int, seconds: float, last_ns: int
     ) -> None:
         """Record transfers with a peer that ended alike, in one step; ``last_ns`` is when the last of them did."""
-        label = self.label(peer)
+        # What failed moved nothing.
+        values = (count, size_bytes, seconds, (last_ns + unix_offset_ns()) / 1e9) if error is None else (count,)
+        self.telemetry.record_all(
+            [(series, (value,)) for series, value in zip(self._series(self.label(peer), error), values, strict=False)]
+        )
+
+    def _make_series(self, label: str, error: ErrorType | None) -> tuple[Series, ...]:
         series = self.telemetry.series
-        updates: list[Update] = [(series(PEER_TRANSFERS, label, error or ""), (count,))]
-        if error is None:
-            updates.append((series(PEER_TRANSFER_BYTES, label), (size_bytes,)))
-            updates.append((series(PEER_TRANSFER_SECONDS, label), (seconds,)))
-            updates.append((series(PEER_LAST_SUCCESS, label), ((last_ns + unix_offset_ns()) / 1e9,)))
-        self.telemetry.record_all(updates)
+        return (
+            series(PEER_TRANSFERS, label, error or ""),
+            series(PEER_TRANSFER_BYTES, label),
+            series(PEER_TRANSFER_SECONDS, label),
+            series(PEER_LAST_SUCCESS, label),
+        )
 
     @guarded
     def shook_hands(self, peer: Peer, error: ErrorType | None) -> None:

@@ -21,6 +21,7 @@ from nixl_telemetry.signals.catalogue import (
 )
 from nixl_telemetry.signals.clock import now_ns, unix_offset_ns
 from nixl_telemetry.signals.description import Description, LogLine
+from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.semconv import ErrorType, EventName, PushSide, RegistrationEvent, Signal
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -59,6 +60,10 @@ class PushMatches:
         self._deferred: dict[str, dict[str, str]] = {}
         """Those whose push waits for a handshake: by engine id, the peer's request id by this instance's."""
         self._blamed: set[str] = set()
+        series = telemetry.series
+        self._unmatched: Final = {side: series(PUSH_UNMATCHED, side) for side in PushSide}
+        self._events: Final = {event: series(PUSH_REGISTRATIONS, event) for event in RegistrationEvent}
+        self._match_wait: Final = {side: series(PUSH_MATCH_WAIT, side) for side in PushSide}
         telemetry.watch(self._look)
 
     @guarded
@@ -73,14 +78,14 @@ class PushMatches:
         # Each rank of the decode side sends one, with the same id; vLLM uses the first.
         if request_id in self._met or request_id in self._halves[PushSide.REGISTRATION]:
             return
-        self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.RECEIVED)
+        self.telemetry.record_all([(self._events[RegistrationEvent.RECEIVED], (1,))])
         self._wait(PushSide.REGISTRATION, request_id, peer)
 
     @guarded
     def unreadable(self) -> None:
         """A registration came that vLLM cannot read."""
-        self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.RECEIVED)
-        self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.FAILED)
+        events = (RegistrationEvent.RECEIVED, RegistrationEvent.FAILED)
+        self.telemetry.record_all([(self._events[event], (1,)) for event in events])
 
     @guarded
     def matched(self, request_id: str, registered_id: str) -> None:
@@ -96,21 +101,30 @@ class PushMatches:
         if len(self._met) > self.LIMIT:
             self._met.popitem(last=False)
         now = now_ns()
-        registration = self._end(PushSide.REGISTRATION, registered_id)
-        blocks = self._end(PushSide.BLOCKS, request_id)
-        if registration is None:
-            self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.RECEIVED)
-        self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.MATCHED)
+        registration = self._halves[PushSide.REGISTRATION].pop(registered_id, None)
+        blocks = self._halves[PushSide.BLOCKS].pop(request_id, None)
         registered_ns = registration.start_ns if registration else now
         blocks_ns = blocks.start_ns if blocks else now
         first = PushSide.REGISTRATION if registered_ns < blocks_ns else PushSide.BLOCKS
-        self.telemetry.record(PUSH_MATCH_WAIT, first, value=abs(registered_ns - blocks_ns) / 1e9)
+        updates: list[Update] = [
+            (self._events[RegistrationEvent.MATCHED], (1,)),
+            (self._match_wait[first], (abs(registered_ns - blocks_ns) / 1e9,)),
+            # One that did not wait was not counted before.
+            (self._unmatched[PushSide.REGISTRATION], (-1,))
+            if registration
+            else (self._events[RegistrationEvent.RECEIVED], (1,)),
+        ]
+        if blocks:
+            updates.append((self._unmatched[PushSide.BLOCKS], (-1,)))
+        self.telemetry.record_all(updates)
 
     @guarded
     def ended(self, request_ids: set[str]) -> None:
         """vLLM frees these requests' blocks, whether somebody came for them or not."""
-        for request_id in request_ids:
-            self._end(PushSide.BLOCKS, request_id)
+        halves = self._halves[PushSide.BLOCKS]
+        over = [request_id for request_id in request_ids if halves.pop(request_id, None)]
+        if over:
+            self.telemetry.record_all([(self._unmatched[PushSide.BLOCKS], (-len(over),))])
 
     @guarded
     def deferred(self, engine_id: str, request_id: str, registered_id: str) -> None:
@@ -153,14 +167,8 @@ class PushMatches:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
             return
         halves[request_id] = _Half(peer)
-        self.telemetry.record(PUSH_UNMATCHED, side, value=1)
+        self.telemetry.record_all([(self._unmatched[side], (1,))])
         self.telemetry.ensure_watched()
-
-    def _end(self, side: PushSide, request_id: str) -> _Half | None:
-        half = self._halves[side].pop(request_id, None)
-        if half is not None:
-            self.telemetry.record(PUSH_UNMATCHED, side, value=-1)
-        return half
 
     @guarded
     def _look(self) -> None:

@@ -18,6 +18,7 @@ from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.catalogue import LEASE_REMAINING, PUSH_REGISTRATIONS, RECEIVE_WAIT, TELEMETRY_DROPPED
 from nixl_telemetry.signals.clock import now_ns, unix_offset_ns
 from nixl_telemetry.signals.description import Description, Event, LogLine, Span
+from nixl_telemetry.signals.propagation import NOTHING, Carried, read
 from nixl_telemetry.signals.semconv import (
     ErrorType,
     EventName,
@@ -35,10 +36,10 @@ from nixl_telemetry.signals.telemetry import Telemetry, guarded
 class Origin:
     """Where a request comes from, as the scheduler knows it."""
 
-    parent: SpanContext | None = None
-    """Of the request, as the client or router sent it."""
-    lease: SpanContext | None = None
-    """Of the peer's lease on the KV."""
+    parent: Carried = NOTHING
+    """The request's trace, as the client or router sent it."""
+    lease: Carried = NOTHING
+    """The peer's lease on the KV."""
     lease_deadline: float | None = None
     """When that lease ends unless it is renewed, by the clock of the peer's scheduler. Seconds."""
 
@@ -123,7 +124,7 @@ class Receive:
     @property
     def parent(self) -> SpanContext | None:
         """The request's own context; the peer's where the client sent none."""
-        return self.origin.parent or self.origin.lease
+        return read(self.origin.parent) or read(self.origin.lease)
 
     @property
     def duration_s(self) -> float:
@@ -219,6 +220,7 @@ class Receive:
         if self.lease_remaining_s is not None:
             attributes[semconv.LEASE_REMAINING] = self.lease_remaining_s
         settings = self.telemetry.settings
+        lease = read(self.origin.lease)
         span = Span(
             SpanName.RECEIVE,
             SpanKind.CONSUMER,
@@ -230,7 +232,7 @@ class Receive:
             events=(self.long_wait,) if self.long_wait else (),
             context=self.context,
             parent=self.parent,
-            links=(self.origin.lease,) if self.origin.lease else (),
+            links=(lease,) if lease else (),
             slow=self.duration_s > settings.slow_receive_seconds,
         )
         line = outcome_line(

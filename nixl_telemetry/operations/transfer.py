@@ -41,6 +41,7 @@ from nixl_telemetry.signals.clock import now_ns, unix_offset_ns
 from nixl_telemetry.signals.description import Description, Span
 from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.moves import BlockMoves
+from nixl_telemetry.signals.propagation import NOTHING, Carried, read
 from nixl_telemetry.signals.semconv import (
     DIRECTION_OF_MODE,
     MODE_OF_OPERATION,
@@ -72,19 +73,22 @@ class Request:
     """Whether there is a list of blocks for each region of memory, instead of each KV cache group."""
     receive: Receive | None = None
     """What waits for the transfers in this process, in pull."""
-    cause: SpanContext | None = None
-    """Whose span the transfers belong to, in push: the peer's receive, or the lease."""
-    links: tuple[SpanContext, ...] = ()
+    registered: Carried = NOTHING
+    """The peer's receive, in push."""
+    lease: Carried = NOTHING
+    """The lease on what is moved, in push."""
     deliveries: Deliveries | None = None
     """Who is to know whether its KV arrived at the peer, in push."""
     unfinished: int = 0
     """Transfers that were started for it and have not ended."""
     has_transfer: bool = False
 
-    @property
-    def parent(self) -> SpanContext | None:
-        """Whose span the transfers belong to."""
-        return self.receive.context if self.receive is not None else self.cause
+    def relatives(self) -> tuple[SpanContext | None, tuple[SpanContext, ...]]:
+        """Whose span the transfers belong to, and which others they are linked to."""
+        if self.receive is not None:
+            return self.receive.context, ()
+        registered, lease = read(self.registered), read(self.lease)
+        return (registered, (lease,)) if registered and lease else (registered or lease, ())
 
     @property
     def blocks(self) -> int:
@@ -262,6 +266,7 @@ class Transfer:
             self.table.peers.measure(self.peer, self.size_bytes, self.duration_s, self.observation_delay_s)
         attributes = self._attributes()
         slow_s = self.table.telemetry.settings.slow_transfer_seconds
+        parent, links = self.request.relatives() if self.request is not None else (None, ())
         if self.moves_dropped:
             attributes[semconv.BLOCK_DETAIL] = BlockDetail.DROPPED
         span = Span(
@@ -273,8 +278,8 @@ class Transfer:
             self.error,
             self.message,
             events=(self.conflict.event(),) if self.conflict else (),
-            parent=self.request.parent if self.request else None,
-            links=self.request.links if self.request else (),
+            parent=parent,
+            links=links,
             slow=self.duration_s > slow_s,
             blocks=moves,
         )

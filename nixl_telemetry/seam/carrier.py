@@ -9,14 +9,15 @@ not look at it. From the workers it comes as vLLM's ``KVConnectorWorkerMetadata`
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from opentelemetry.trace import SpanContext
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 
 from nixl_telemetry.operations.mode import ModeConflict
 from nixl_telemetry.operations.receive import Origin
+from nixl_telemetry.signals.propagation import Carried
 from nixl_telemetry.signals.semconv import InvalidKv
 
-_ATTRIBUTE: Final = "nixl_telemetry"
+NOTES: Final = "nixl_telemetry"
+"""Attribute of a step's metadata that has the notes. There are none where a step brings nothing for us to look at."""
 
 
 @dataclass
@@ -29,7 +30,7 @@ class StepNotes:
     """Where the requests come from whose KV is to be received in this step, by request id."""
     abandoned: set[str] = field(default_factory=set)
     """Requests that ended while they waited for their KV."""
-    leases: dict[str, SpanContext] = field(default_factory=dict)
+    leases: dict[str, Carried] = field(default_factory=dict)
     """Leases that began, by request id: in push the worker's transfers refer to them."""
 
     def __bool__(self) -> bool:
@@ -37,18 +38,13 @@ class StepNotes:
 
     def attach(self, metadata: Any) -> None:
         """Put the notes on a step's metadata."""
-        setattr(metadata, _ATTRIBUTE, self)
+        setattr(metadata, NOTES, self)
 
     @staticmethod
     def of(metadata: Any) -> "StepNotes | None":
         """The notes on a step's metadata, if there are any."""
-        notes = getattr(metadata, _ATTRIBUTE, None)
+        notes = getattr(metadata, NOTES, None)
         return notes if isinstance(notes, StepNotes) else None
-
-
-def has_notes(metadata: Any) -> bool:
-    """Whether there are notes on a step's metadata."""
-    return hasattr(metadata, _ATTRIBUTE)
 
 
 @dataclass

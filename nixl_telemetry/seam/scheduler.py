@@ -14,14 +14,14 @@ from nixl_telemetry.operations.allowed_peers import AllowedPeers
 from nixl_telemetry.operations.handshake_request import HandshakeRequests
 from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck
-from nixl_telemetry.operations.receive import Origin
+from nixl_telemetry.operations.receive import NO_ORIGIN, Origin
 from nixl_telemetry.operations.tripwires import Tripwires
 from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
 from nixl_telemetry.seam.listener import PARAMETERS, HandshakeListener
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
-from nixl_telemetry.signals.propagation import CARRIER, extract, inject
+from nixl_telemetry.signals.propagation import CARRIER, carried, extract, inject
 from nixl_telemetry.signals.semconv import ConflictSource, InvalidKv, RequestRole, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -120,11 +120,11 @@ class SchedulerObserver:
         carrier = params.get(CARRIER)
         deadline = carrier.get(_DEADLINE) if isinstance(carrier, dict) else None
         origin = Origin(
-            extract(request.trace_headers),
-            extract(carrier),
+            carried(request.trace_headers),
+            carried(carrier),
             float(deadline) if isinstance(deadline, int | float) else None,
         )
-        if origin == Origin():
+        if origin == NO_ORIGIN:
             return
         if len(self._origins) < LeaseTable.LIMIT:
             self._origins[request.request_id] = origin
@@ -142,7 +142,11 @@ class SchedulerObserver:
             self._ended.add(request.request_id)
             self.has_notes = True
         is_held, handed_over = result
-        if not is_held or not isinstance(handed_over, dict):
+        if not is_held:
+            return
+        # In push the next step has its blocks in its metadata.
+        self.has_notes = True
+        if not isinstance(handed_over, dict):
             return
         blocks = sum(map(len, handed_over["remote_block_ids"]))
         # Where vLLM keeps the moment at which its workers are to free the blocks, by this process's clock.
@@ -153,8 +157,7 @@ class SchedulerObserver:
         if lease is not None and lease.context is not None:
             carrier |= inject(lease.context)
             if self.telemetry.mode is TransferMode.PUSH:
-                self._notes.leases[lease.request_id] = lease.context
-                self.has_notes = True
+                self._notes.leases[lease.request_id] = carried(carrier)
         if carrier:
             handed_over[CARRIER] = carrier
 
@@ -204,7 +207,7 @@ class SchedulerObserver:
             for request_id in self._ended:
                 self._origins.pop(request_id, None)
             self._ended = set()
-        if self._notes:
+        if self._notes or metadata.reqs_to_recv or getattr(metadata, "push_finished_blocks", None):
             self._notes.attach(metadata)
             self._notes = StepNotes()
 
@@ -261,7 +264,8 @@ class SchedulerObserver:
     @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
         """The stats of a step with the metric updates in them; ``None`` when there are none."""
-        self.requests.report()
+        if self.requests.has_news:
+            self.requests.report()
         return with_updates(stats, self.telemetry.drain())
 
 

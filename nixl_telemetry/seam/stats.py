@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 from nixl_telemetry.seam.versions import connector_version
 from nixl_telemetry.signals.catalogue import ADDED_LABELS, CATALOGUE, TELEMETRY_ERRORS, Kind, Metric
 from nixl_telemetry.signals.logger import logger
-from nixl_telemetry.signals.metrics import Batch, label_values, merge
+from nixl_telemetry.signals.metrics import Batch, label_values, merge, series_key
 from nixl_telemetry.signals.semconv import Signal, TransferMode
 
 UPDATES: Final = "nixl_telemetry"
@@ -101,9 +101,9 @@ class TelemetryPromMetrics(NixlPromMetrics):
             try:
                 instrument = self._series[name]
                 for key, value in series.items():
-                    instrument.apply(engine_idx, label_values(key), value)
+                    instrument.apply(engine_idx, key, value)
             except Exception:
-                self._series[TELEMETRY_ERRORS.name].apply(engine_idx, (Signal.METRICS,), 1)
+                self._series[TELEMETRY_ERRORS.name].apply(engine_idx, Signal.METRICS.value, 1)
 
 
 class _Instrument:
@@ -114,17 +114,16 @@ class _Instrument:
         self._prometheus = prometheus
         self._engines = engines
         self._child = functools.cache(self._make_child)
-        self._levels: dict[tuple[int, tuple[str, ...]], float] = {}
+        self._levels: dict[tuple[int, str], float] = {}
         for engine in engines:
             for labels in metric.initial_series(mode):
-                child = self._child(engine, tuple(map(str, labels)))
+                child = self._child(engine, series_key(tuple(map(str, labels))))
                 if metric.kind in (Kind.LEVEL, Kind.STATE):
                     child.set(0)
 
-    def apply(self, engine: int, labels: tuple[str, ...], value: Any) -> None:
-        """Record an update of one series."""
-        labels = labels if self._metric.labels else ()
-        child = self._child(engine, tuple(map(str, labels)))
+    def apply(self, engine: int, key: str, value: Any) -> None:
+        """Record an update of the series with this key."""
+        child = self._child(engine, key)
         if self._metric.kind is Kind.COUNTER:
             child.inc(value)
         elif self._metric.kind is Kind.HISTOGRAM:
@@ -134,10 +133,11 @@ class _Instrument:
             child.set(value)
         else:
             # Ray's gauges can only be set, so the sum is kept here.
-            level = self._levels[engine, labels] = self._levels.get((engine, labels), 0) + value
+            level = self._levels[engine, key] = self._levels.get((engine, key), 0) + value
             child.set(level)
 
-    def _make_child(self, engine: int, labels: tuple[str, ...]) -> Any:
+    def _make_child(self, engine: int, key: str) -> Any:
+        labels = label_values(key) if self._metric.labels else ()
         return self._prometheus.labels(*self._engines[engine], *labels)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from nixl_telemetry.operations.allowed_peers import PeerNotAllowedError
 from nixl_telemetry.seam.capture import seeing_factors
-from nixl_telemetry.seam.carrier import has_notes
+from nixl_telemetry.seam.carrier import NOTES
 from nixl_telemetry.seam.worker_observer import Arguments, WorkerObserver
 from nixl_telemetry.signals.clock import now_ns
 
@@ -102,11 +102,7 @@ class WorkerHooks(_Stock):
         return finished
 
     def start_load_kv(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            has_notes(metadata)
-            or getattr(metadata, "reqs_to_recv", True)
-            or getattr(metadata, "push_finished_blocks", None)
-        ):
+        if hasattr(metadata, NOTES):
             self._nixl_telemetry.notes_arrived(metadata)
         try:
             return super().start_load_kv(metadata, *args, **kwargs)

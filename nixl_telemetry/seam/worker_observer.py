@@ -9,7 +9,6 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 import zmq
-from opentelemetry.trace import SpanContext
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import get_base_request_id
@@ -34,7 +33,7 @@ from nixl_telemetry.seam.versions import Parameters, is_nixl_error, nixl_version
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import LEASE_RENEWALS, PUSH_REGISTRATIONS, TELEMETRY_DROPPED
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.propagation import CARRIER, extract, inject
+from nixl_telemetry.signals.propagation import CARRIER, NOTHING, Carried, carried, inject, read
 from nixl_telemetry.signals.semconv import ConflictSource, InvalidKv, Purpose, RegistrationEvent, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -71,7 +70,7 @@ class WorkerObserver:
         self._receives = ReceiveTable(telemetry)
         self.untold = self._receives.untold
         self._waiters = Waiters()
-        self._leases: dict[str, SpanContext] = {}
+        self._leases: dict[str, Carried] = {}
         self._deliveries = Deliveries()
         self.news: Final[deque[_News]] = deque(maxlen=LeaseTable.LIMIT)
         """What the scheduler does not know yet; any thread may add."""
@@ -151,18 +150,19 @@ class WorkerObserver:
         if engine_id in self._worker._remote_agents:
             return
         engine_id = str(engine_id)[:TEXT_LIMIT]
-        if _current.cause is not None:
-            self._waiters.join(engine_id, _current.cause)
-        if _current.receive is not None:
-            _current.receive.wants_handshake = True
+        receive = _current.receive
+        cause = receive.context if receive is not None else read(_current.registered) or read(_current.lease)
+        if cause is not None:
+            self._waiters.join(engine_id, cause)
+        if receive is not None:
+            receive.wants_handshake = True
         if _current.push is not None:
             self._pushes.deferred(engine_id, *_current.push)
 
     @guarded
     def acts_for_receive(self, request_id: str) -> None:
         """What follows on this thread is on behalf of a request that waits for KV."""
-        _current.receive = receive = self._receives.find(request_id)
-        _current.cause = receive.context if receive is not None else None
+        _current.receive = self._receives.find(request_id)
 
     @guarded
     def acts_for_registration(self, request_id: str, registration: dict[str, Any]) -> None:
@@ -170,14 +170,14 @@ class WorkerObserver:
         registered_id = str(registration.get("request_id", ""))[:TEXT_LIMIT]
         _current.push, _current.met = (request_id, registered_id), True
         self._pushes.matched(request_id, registered_id)
-        _current.registered = extract(registration.get(CARRIER))
-        _current.lease = self._leases.get(request_id)
-        _current.cause = _current.registered or _current.lease
+        _current.registered = carried(registration.get(CARRIER))
+        _current.lease = self._leases.get(request_id, NOTHING)
 
     @guarded
     def acts_for_nobody(self) -> None:
         """That is over."""
-        _current.cause = _current.registered = _current.lease = _current.receive = _current.push = None
+        _current.receive = _current.push = None
+        _current.registered = _current.lease = NOTHING
 
     @guarded
     def registration_arrives(self) -> int:
@@ -252,10 +252,7 @@ class WorkerObserver:
             return
         if self.telemetry.mode is TransferMode.PUSH:
             request.deliveries = self._deliveries
-        if _current.registered is not None:
-            request.cause, request.links = _current.registered, (_current.lease,) if _current.lease else ()
-        else:
-            request.cause = _current.lease
+        request.registered, request.lease = _current.registered, _current.lease
 
     @guarded
     def post_ends(self) -> None:

@@ -9,19 +9,18 @@ of one transfer differ in an id and a few numbers only: what they share is encod
 import functools
 import itertools
 import operator
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
-from nixl_telemetry.signals.moves import Run
-from nixl_telemetry.signals.otlp import ExportedSpan, encode_count, encode_counts, field_of
+from nixl_telemetry.signals.moves import Runs
+from nixl_telemetry.signals.otlp import ExportedSpan, encode_count, encode_counts, encode_ids, field_of
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockSpans:
     """Block spans of one transfer, ready to be encoded.
 
@@ -35,7 +34,7 @@ class BlockSpans:
     """
 
     owner: ExportedSpan
-    runs: Sequence[Run]
+    runs: Runs
     sizes: Sequence[int | None]
     detail: BlockDetail
     by_region: bool
@@ -43,6 +42,9 @@ class BlockSpans:
 
     def slices(self, length: int) -> Iterator["BlockSpans"]:
         """The same in parts of at most ``length`` spans."""
+        if len(self.runs) <= length:
+            yield self
+            return
         for start in range(0, len(self.runs), length):
             part = slice(start, start + length)
             yield replace(self, runs=self.runs[part], sizes=self.sizes[part])
@@ -51,30 +53,30 @@ class BlockSpans:
         """The spans, as fields of OTLP's ``ScopeSpans``."""
         attributes = {semconv.BLOCK_TIMING: _TIMING, **self.attributes}
         shared = self.owner.encode_children(SpanName.BLOCK, attributes)
-        ids = secrets.token_bytes(8 * len(self.runs))
         group_key = semconv.BLOCK_REGION if self.by_region else semconv.BLOCK_GROUP
-        counts_blocks = self.detail is BlockDetail.RUNS
-        local = encode_counts(semconv.BLOCK_LOCAL_ID, map(_local_id, self.runs))
-        remote = encode_counts(semconv.BLOCK_REMOTE_ID, map(_remote_id, self.runs))
+        runs = self.runs
+        columns = (
+            encode_ids(len(runs)),
+            encode_counts(semconv.BLOCK_LOCAL_ID, runs.local),
+            encode_counts(semconv.BLOCK_REMOTE_ID, runs.remote),
+            runs.groups,
+            self.sizes,
+            runs.lengths if self.detail is BlockDetail.RUNS else itertools.repeat(None, len(runs)),
+        )
         parts: list[bytes] = []
-        for index, (run, size) in enumerate(zip(self.runs, self.sizes, strict=True)):
+        for span_id, local, remote, group, size, length in zip(*columns, strict=True):
             # Most are of one group and one size.
-            rest = _encode_rest(group_key, run[0], size, run[3] if counts_blocks else None)
-            parts += field_of(shared, ids[8 * index : 8 * index + 8], local[index] + remote[index], rest)
+            parts += field_of(shared, span_id, local, remote, _encode_rest(group_key, group, size, length))
         return b"".join(parts)
 
 
-def shares(size_bytes: int | None, runs: Sequence[Run]) -> Sequence[int | None]:
-    """What each run has of the bytes, in whole units that add up to all of them."""
+def shares(size_bytes: int | None, lengths: Sequence[int]) -> Sequence[int | None]:
+    """What runs of these lengths have of the bytes, in whole units that add up to all of them."""
     if size_bytes is None:
-        return [None] * len(runs)
-    ends = list(itertools.accumulate(run.length for run in runs))
+        return [None] * len(lengths)
+    ends = list(itertools.accumulate(lengths))
     until = [size_bytes * end // ends[-1] for end in ends]
     return list(map(operator.sub, until, [0, *until]))
-
-
-_local_id: Final = operator.attrgetter("local")
-_remote_id: Final = operator.attrgetter("remote")
 
 
 @functools.lru_cache(1024)

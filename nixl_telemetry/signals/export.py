@@ -5,10 +5,11 @@
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from nixl_telemetry.forking import in_children
+from nixl_telemetry.signals.breaks import with_breaks
 from nixl_telemetry.signals.description import Describe
 
 ROUND_SECONDS: Final = 1.0
@@ -106,12 +107,19 @@ class ExportThread:
         while True:
             self._hurry.wait(ROUND_SECONDS)
             self._hurry.clear()
-            while not self._queue.empty():
-                self._take(self._queue.get())
+            for item in with_breaks(self._waiting(), self._is_late):
+                self._take(item)
             if time.monotonic() - looked_at >= ROUND_SECONDS:
                 looked_at = time.monotonic()
                 for look in tuple(self._watches):
                     look()
+
+    def _waiting(self) -> Iterator[Describe | _Task]:
+        while not self._queue.empty():
+            yield self._queue.get()
+
+    def _is_late(self) -> bool:
+        return self._hurry.is_set() or self._queue.qsize() >= self._many
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

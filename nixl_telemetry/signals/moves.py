@@ -2,12 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Which blocks a transfer moved from where to where."""
 
-import functools
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.semconv import BlockDetail
@@ -30,25 +28,31 @@ class BlockMoves:
     def __len__(self) -> int:
         return sum(map(len, self.local))
 
-    def detail(self, wanted: BlockDetail, limit: int) -> tuple[BlockDetail, list["Run"]]:
+    def detail(self, wanted: BlockDetail, limit: int) -> tuple[BlockDetail, "Runs"]:
         """What to make spans of: each block, or runs where there are more blocks than the limit (if it is not 0)."""
         if wanted is BlockDetail.EACH and (len(self) <= limit or not limit):
-            return BlockDetail.EACH, list(self.each())
-        return BlockDetail.RUNS, list(self.runs())
+            return BlockDetail.EACH, self.each()
+        return BlockDetail.RUNS, Runs(*map(list, zip(*self.runs(), strict=True)))
 
-    def each(self) -> Iterator["Run"]:
+    def each(self) -> "Runs":
         """Every block."""
-        for group, pair in enumerate(zip(self.local, self.remote, strict=False)):
-            yield from map(_run, zip(repeat(group), map(int, pair[0]), map(int, pair[1]), repeat(1)))
+        blocks = Runs()
+        for group, (local, remote) in enumerate(zip(self.local, self.remote, strict=False)):
+            count = min(len(local), len(remote))
+            blocks.groups += [group] * count
+            blocks.local += map(int, local[:count])
+            blocks.remote += map(int, remote[:count])
+            blocks.lengths += [1] * count
+        return blocks
 
-    def runs(self) -> Iterator["Run"]:
-        """Blocks that are neighbours in both instances, together."""
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """Blocks that are neighbours in both instances, together: group, first ids of both, and how many."""
         for group, (local, remote) in enumerate(zip(self.local, self.remote, strict=False)):
             end = min(len(local), len(remote))
             start = 0
             while start < end:
                 length = _neighbours(local, remote, start, end)
-                yield Run(group, int(local[start]), int(remote[start]), length)
+                yield group, int(local[start]), int(remote[start]), length
                 start += length
 
 
@@ -74,17 +78,21 @@ def _neighbours(local: Sequence[int], remote: Sequence[int], start: int, end: in
     return length
 
 
-class Run(NamedTuple):
-    """Neighbouring blocks, or one."""
+@dataclass(slots=True)
+class Runs:
+    """Runs of neighbouring blocks, or single ones, column by column: there are up to thousands."""
 
-    group: int
-    local: int
-    remote: int
-    length: int
+    groups: list[int] = field(default_factory=list)
+    local: list[int] = field(default_factory=list)
+    """First id of each in this instance."""
+    remote: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return len(self.groups)
 
-# Of a tuple, without a call in Python for each of a transfer's blocks.
-_run: Final = functools.partial(tuple.__new__, Run)
+    def __getitem__(self, part: slice) -> "Runs":
+        return Runs(self.groups[part], self.local[part], self.remote[part], self.lengths[part])
 
 
 class BlockBudget:

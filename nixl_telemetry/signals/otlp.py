@@ -9,6 +9,7 @@ values is left to encode.
 """
 
 import functools
+import secrets
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Envelope:
         return Message(_before_message(1, len(of_resource)) + of_resource, count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExportedSpan:
     """A span that is to be exported, without its children.
 
@@ -128,8 +129,7 @@ class ExportedSpan:
                     flags=_FLAGS[link.is_remote],
                 )
             parts.append(rest.SerializeToString())
-        encoded = b"".join(parts)
-        return _before_message(2, len(encoded)) + encoded
+        return b"".join(field_of(*parts))
 
     def encode_children(self, name: SpanName, attributes: Attributes) -> bytes:
         """What children have in common that have its interval and its status. They lack their ids and the like."""
@@ -160,10 +160,15 @@ def encode_attributes(attributes: Attributes) -> bytes:
     return b"".join([_ENCODERS.get(type(value), _encode_text)(name, value) for name, value in attributes.items()])
 
 
-def field_of(shared: bytes, span_id: bytes, own: bytes, rest: bytes) -> tuple[bytes, ...]:
-    """A child of :meth:`ExportedSpan.encode_children` with an id and more attributes, as a field of ``ScopeSpans``."""
-    length = len(shared) + len(_SPAN_ID) + len(span_id) + len(own) + len(rest)
-    return _before_message(2, length), shared, _SPAN_ID, span_id, own, rest
+def encode_ids(count: int) -> list[bytes]:
+    """So many spans that have only an id, a new one, encoded."""
+    ids = secrets.token_bytes(8 * count)
+    return [_SPAN_ID + ids[at : at + 8] for at in range(0, len(ids), 8)]
+
+
+def field_of(*parts: bytes) -> tuple[bytes, ...]:
+    """A span, of which several parts are encoded, as a field of OTLP's ``ScopeSpans``."""
+    return _before_message(2, sum(map(len, parts))), *parts
 
 
 @functools.lru_cache(1024)

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from nixl_telemetry.forking import in_children
 from nixl_telemetry.signals.blocks import BlockSpans
+from nixl_telemetry.signals.breaks import with_breaks
 from nixl_telemetry.signals.exporters import Exporter
 from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
 
@@ -121,6 +122,9 @@ class SpanSender:
                 self._sending = True
             self._send(batch)
 
+    def _is_late(self) -> bool:
+        return self._flushing or self._span_count >= _BATCH_SPANS
+
     def _fitting(self, items: Sequence[Item]) -> int:
         """How many of the items there is room for, in order: a transfer comes before its blocks."""
         if self._closed:
@@ -163,7 +167,7 @@ class SpanSender:
         try:
             if self._exporter is None:
                 self._exporter = self._connect()
-            spans = (item.encode() for item in batch)
+            spans = [item.encode() for item in with_breaks(batch, self._is_late)]
             self._exporter.send(self._envelope().around(spans, sum(map(_count, batch))))
         except Exception as error:
             self._on_error(error)

@@ -25,7 +25,7 @@ from nixl_telemetry.signals.blocks import BlockSpans, shares
 from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import Exporter, connect, is_configured, seconds_between_messages
-from nixl_telemetry.signals.moves import Run
+from nixl_telemetry.signals.moves import Runs
 from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
 from nixl_telemetry.signals.semconv import (
     BLOCK_DETAIL,
@@ -178,7 +178,7 @@ class SpanWriter:
         attributes |= span.attributes
         if span.error is not None:
             attributes[ERROR_TYPE] = span.error.value
-        runs: list[Run] = []
+        runs = Runs()
         if span.blocks is not None and context.trace_flags.sampled:
             wanted = BlockDetail(self._settings.block_spans)
             detail, runs = span.blocks.detail(wanted, self._settings.block_span_limit)
@@ -186,7 +186,7 @@ class SpanWriter:
         exported = ExportedSpan(span, context, parent, attributes, offset_ns)
         yield exported
         if span.blocks is not None and runs:
-            sizes = shares(attributes.get(TRANSFER_BYTES), runs)
+            sizes = shares(attributes.get(TRANSFER_BYTES), runs.lengths)
             shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
             spans = BlockSpans(exported, runs, sizes, attributes[BLOCK_DETAIL], span.blocks.by_region, shared)
             yield from spans.slices(_SLICE_SPANS)

@@ -20,11 +20,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConne
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
+from nixl_telemetry.seam.carrier import NOTES, StepNotes, WorkerNotes
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.propagation import CARRIER, extract
+from nixl_telemetry.signals.propagation import CARRIER, carried, extract, inject, read
 from nixl_telemetry.signals.semconv import TransferMode
 from tests.support.observed import Observed
 
@@ -74,8 +74,8 @@ def test_a_lease(scheduler: Any, observed: Observed, expired: bool) -> None:
     assert params[CARRIER]["lease_deadline"] == pytest.approx(time.perf_counter() + 30, abs=5)
     assert f"{lease.trace_id:032x}" == TRACE_ID
     notes = StepNotes.of(scheduler.build_connector_meta(MagicMock()))
-    noted = [context.span_id for context in notes.leases.values()] if notes else []
-    assert noted == ([lease.span_id] if observed.telemetry.mode is TransferMode.PUSH else [])
+    noted = list(map(read, notes.leases.values())) if notes else []
+    assert noted == ([lease] if observed.telemetry.mode is TransferMode.PUSH else [])
     assert observed.spans() == []
     if expired:
         scheduler.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=WorkerNotes({"r"})))
@@ -94,6 +94,27 @@ def test_a_request_that_holds_nothing(scheduler: Any, observed: Observed) -> Non
 
     assert scheduler.request_finished(aborted, ([1],)) == (False, None)
     assert scheduler._nixl_telemetry._leases._leases == {}
+
+
+@pytest.mark.parametrize(
+    ("requests", "finished_blocks", "has_notes"), [({"r": None}, {}, True), ({}, {"r": [[1]]}, True), ({}, {}, False)]
+)
+def test_a_step_that_brings_work_says_so(
+    scheduler: Any, requests: dict[str, Any], finished_blocks: dict[str, Any], has_notes: bool
+) -> None:
+    """In each step the worker looks for nothing else; of others nothing is pickled."""
+    metadata = SimpleNamespace(reqs_to_recv=requests, push_finished_blocks=finished_blocks)
+    scheduler._nixl_telemetry.step_built(metadata)
+
+    assert hasattr(metadata, NOTES) is has_notes
+
+
+def test_blocks_that_a_step_hands_over_are_noted(scheduler: Any, observed: Observed) -> None:
+    """Wherever spans go: in push they wait for their registration from now on."""
+    scheduler.request_finished(finished(), ([1, 2, 3],))
+    metadata = scheduler.build_connector_meta(MagicMock())
+
+    assert hasattr(metadata, NOTES) is (observed.telemetry.mode is TransferMode.PUSH)
 
 
 def test_where_a_request_comes_from(scheduler: Any, observed: Observed) -> None:
@@ -117,9 +138,7 @@ def test_where_a_request_comes_from(scheduler: Any, observed: Observed) -> None:
     notes = StepNotes.of(metadata)
     assert notes is not None
     (origin,) = notes.origins.values()
-    assert origin.parent is not None
-    assert origin.lease is not None
-    assert (f"{origin.parent.span_id:016x}", f"{origin.lease.span_id:016x}") == (SPAN_ID, "b" * 16)
+    assert (origin.parent, origin.lease) == (carried(HEADERS), carried(lease))
     assert scheduler._nixl_telemetry._origins == {}
 
 
@@ -162,8 +181,9 @@ def test_a_prefill_that_reads_from_an_earlier_turn(scheduler: Any) -> None:
     scheduler._nixl_telemetry.request_arrived(arriving(do_remote_decode=True))
 
     (origin,) = scheduler._nixl_telemetry._origins.values()
-    assert origin.lease is not None
-    assert f"{origin.lease.span_id:016x}" == "b" * 16
+    lease = read(origin.lease)
+    assert lease is not None
+    assert f"{lease.span_id:016x}" == "b" * 16
 
 
 @pytest.mark.parametrize("has_its_kv", [False, True])
@@ -295,6 +315,7 @@ def test_the_request_that_needs_a_handshake_is_its_cause(pull_worker: Any) -> No
     worker._logical_to_kernel_block_ids = lambda block_ids, *ratio: block_ids
     metadata = NixlConnectorMetadata()
     metadata.reqs_to_recv = {name: to_receive(name) for name in ("first", "second")}
+    StepNotes().attach(metadata)
     worker.start_load_kv(metadata)
 
     observer = worker._nixl_telemetry
@@ -309,7 +330,7 @@ def test_one_bad_request_hides_no_other(pull_worker: Any, observed: Observed) ->
     broken = to_receive("broken")
     broken.local_block_ids = 7
     requests = {"port": to_receive("port", port="x" * 10_000), "broken": broken, "good": to_receive("good")}
-    notes = StepNotes(leases={"l": SpanContext(1, 2, False)})
+    notes = StepNotes(leases={"l": carried(inject(SpanContext(1, 2, False)))})
     metadata = SimpleNamespace(reqs_to_recv=requests)
     notes.attach(metadata)
     observer.notes_arrived(metadata)

@@ -243,8 +243,8 @@ def test_what_is_left_of_a_lease(pull_worker: Any, observed: Observed, monkeypat
     worker._engine_clock_offset = {"there": 1000.0}
     observer = worker._nixl_telemetry
     monkeypatch.setattr("nixl_telemetry.seam.worker_observer.time.perf_counter", lambda: 50.0)
-    receive = observer._receives.start("r", "s", SimpleNamespace(engine_id="there"), 1, Origin(None, None, 1062.5))
-    unknown = observer._receives.start("q", "s", SimpleNamespace(engine_id="other"), 1, Origin(None, None, 1062.5))
+    receive = observer._receives.start("r", "s", SimpleNamespace(engine_id="there"), 1, Origin(lease_deadline=1062.5))
+    unknown = observer._receives.start("q", "s", SimpleNamespace(engine_id="other"), 1, Origin(lease_deadline=1062.5))
 
     assert observer._lease_remaining(receive) == 12.5
     assert observer._lease_remaining(unknown) is None

@@ -18,7 +18,8 @@ from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.moves import BlockBudget, BlockMoves, Run
+from nixl_telemetry.signals.moves import BlockBudget, BlockMoves, Runs
+from nixl_telemetry.signals.propagation import NOTHING, carried, inject
 from nixl_telemetry.signals.semconv import BlockDetail, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 from nixl_telemetry.testbed import ReceivedSpan
@@ -33,11 +34,14 @@ def test_runs_cover_every_block_once(groups: list[list[tuple[int, int]]]) -> Non
     moves = BlockMoves([[a for a, _ in pairs] for pairs in groups], [[b for _, b in pairs] for pairs in groups])
     runs = list(moves.runs())
 
-    covered = [(run.group, run.local + step, run.remote + step) for run in runs for step in range(run.length)]
+    covered = [(group, a + step, b + step) for group, a, b, length in runs for step in range(length)]
     assert covered == [(group, *pair) for group, pairs in enumerate(groups) for pair in pairs]
-    assert len(moves) == sum(run.length for run in runs)
-    for one, other in itertools.pairwise(runs):
-        assert other[:3] != (one.group, one.local + one.length, one.remote + one.length)
+    assert len(moves) == len(covered)
+    for (group, a, b, length), other in itertools.pairwise(runs):
+        assert other[:3] != (group, a + length, b + length)
+    each = moves.each()
+    assert list(zip(each.groups, each.local, each.remote, strict=True)) == covered
+    assert each.lengths == [1] * len(covered)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.asarray])
@@ -45,7 +49,7 @@ def test_ids_of_any_sequence(kind: Callable[[list[int]], Any]) -> None:
     """vLLM has lists today."""
     moves = BlockMoves([kind([*range(5), 9])], [kind([*range(10, 15), 3])])
 
-    assert list(moves.runs()) == [Run(0, 0, 10, 5), Run(0, 9, 3, 1)]
+    assert list(moves.runs()) == [(0, 0, 10, 5), (0, 9, 3, 1)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_detail(wanted: str, limit: int, detail: str, count: int) -> None:
 
     assert (chosen, len(runs)) == (detail, count)
     if detail == "runs":
-        assert runs == [Run(0, 1, 11, 3), Run(0, 9, 4, 1)]
+        assert runs == Runs([0, 0], [1, 9], [11, 4], [3, 1])
 
 
 def transfer(
@@ -76,7 +80,9 @@ def transfer(
 ) -> None:
     """A finished READ."""
     table = TransferTable(telemetry)
-    table.current.request = Request("r", "s", Peer("e", "h", 1), 0, local, remote, cause=parent)
+    table.current.request = Request(
+        "r", "s", Peer("e", "h", 1), 0, local, remote, registered=carried(inject(parent)) if parent else NOTHING
+    )
     handle = object()
     table.prepared("READ", range(12), now_ns(), handle)
     table.posting(handle)

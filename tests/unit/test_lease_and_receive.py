@@ -9,6 +9,7 @@ from nixl_telemetry.operations import lease, receive
 from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.receive import Origin, Receive, ReceiveTable
+from nixl_telemetry.signals.propagation import carried, inject
 from nixl_telemetry.signals.semconv import ErrorType, Signal, TransferMode
 from tests.support.observed import Observed
 
@@ -276,9 +277,10 @@ def test_a_failed_handshake_fails_who_waits_for_it(
 @pytest.mark.parametrize(
     ("origin", "parent", "links"),
     [
-        (Origin(REQUEST, LEASE), REQUEST, [LEASE]),
-        (Origin(None, LEASE), LEASE, [LEASE]),
-        (Origin(REQUEST, None), REQUEST, []),
+        (Origin(carried(inject(REQUEST)), carried(inject(LEASE))), REQUEST, [LEASE]),
+        (Origin(lease=carried(inject(LEASE))), LEASE, [LEASE]),
+        (Origin(("00-no-context-01", ""), carried(inject(LEASE))), LEASE, [LEASE]),
+        (Origin(carried(inject(REQUEST))), REQUEST, []),
         (Origin(), None, []),
     ],
 )

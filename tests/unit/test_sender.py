@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals.blocks import BlockSpans
 from nixl_telemetry.signals.description import Span
-from nixl_telemetry.signals.moves import Run
+from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, Message
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 from nixl_telemetry.signals.sender import SpanSender
@@ -152,7 +152,7 @@ def test_a_collector_that_fails_and_comes_back(bench: Bench) -> None:
 def test_of_a_tree_that_is_too_large_the_first_spans_go(bench: Bench) -> None:
     """The transfer comes before its blocks, of which 16 take the room of one span."""
     owner = span(0)
-    runs = [Run(0, number, number, 1) for number in range(64)]
+    runs = BlockMoves([range(64)], [range(64)]).each()
     blocks = BlockSpans(owner, runs, [None] * 64, BlockDetail.EACH, False, {})
     sender = SpanSender(bench.connect, lambda: ENVELOPE, PACE_SECONDS, 5, bench.lost.append, bench.errors.append)
     sender.add([owner, blocks, blocks])
