@@ -14,7 +14,7 @@ _HEAD: Final = """\
 # Performance
 
 What the suite costs, measured beside stock vLLM in the same run.
-`make bench` measures it again, on your machine; it takes about half an hour.
+`make bench` measures it again, on your machine; it takes about three quarters of an hour.
 """
 
 _METHODS: Final = """\
@@ -22,12 +22,15 @@ _METHODS: Final = """\
 
 **Share of CPU time.**
 It is counted, not inferred.
-Real prefill and decode servers serve four clients; spans are sampled and exported to a real OTLP receiver.
+Real prefill and decode servers serve four clients, with prompts of up to 6,000 tokens and answers of 64; spans are
+sampled and exported to a real OTLP receiver.
 A layer in front of every hook starts the thread's CPU clock, and one behind it stops the clock while vLLM's own code
 runs, so that all of a hook counts and nothing of vLLM's.
 The suite's threads are read from their own clocks.
-gRPC's threads count as the suite's wherever it sends spans, though vLLM's exporter shares them.
-What reading the clock takes is measured in the same steps, around nothing, and taken off.
+gRPC's threads are vLLM's exporter's, too: what they take in servers whose connector is switched off, under the same
+load, is taken off.
+What reading the clock takes is measured in the same steps, around nothing, and taken off as well; before each hook the
+clock is read once more, unmeasured, since after a model's step the clock itself is in no cache.
 The value is that of worker and engine core together, of the instance where it is greater.
 
 **A client's view.**
@@ -68,8 +71,10 @@ Resident memory after half of the requests and after all of them, with the queue
 
 ## What cannot be said
 
-- The model is tiny and runs on the CPU. Its step is shorter than a real one, so shares are upper bounds; what waits
-  for a GPU is not measured.
+- The model is tiny and runs on the CPU; what waits for a GPU is not measured.
+- A share is one of a load: what the suite takes for a request depends little on the prompt's length, and what vLLM
+  takes depends on it. With half as long prompts the share is greater by about a half. The CPU time for each request is
+  listed below, for loads of another kind.
 - Transfers stay inside one machine. Nothing is said about networks.
 - Work that vLLM does for the suite is not in the share: pickling and sending its updates with those of vLLM. It is in
   the CPU time per request.

@@ -29,8 +29,8 @@ SETTINGS: Final[dict[str, tuple[dict[str, Any], float]]] = {
 """What is measured, and its limit in percent."""
 _OFF: Final = "off"
 _GRPC: Final = "gRPC"
-LENGTHS: Final = (64, 3000)
-"""Tokens of a prompt: from 2 to 94 blocks."""
+LENGTHS: Final = (64, 6000)
+"""Tokens of a prompt: from 2 to 188 blocks."""
 MAX_TOKENS: Final = 64
 REQUESTS: Final = 120
 CLIENTS: Final = 4
@@ -88,6 +88,7 @@ def _of_mode(mode: str) -> Part:
             connector_module="benchmarks.measured_connectors",
             otlp_endpoint=receiver.grpc_endpoint,
             env={FOLDER: str(folder / "meter"), "PYTHONPATH": str(_ROOT)},
+            max_model_len=8192,
             fork=True,
         )
         telemetry = {_OFF: {"enabled": False}, **{setting: own for setting, (own, _) in SETTINGS.items()}}
@@ -159,8 +160,9 @@ def difference(role: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
         for name, spent in after["threads"].items()
         if name != "others"
     }
-    # Of the time between two readings of the clock, one half is before the first and after the second.
-    counting = 2 * clock * (empty + sum(count for _, count in hooks.values()))
+    # Of the time between two readings of the clock, one half is before the first and after the second; and most
+    # stretches have a third one before.
+    counting = 3 * clock * (empty + sum(count for _, count in hooks.values()))
     process = after["process_ns"] - before["process_ns"] - (after["writer_ns"] - before["writer_ns"]) - counting
     return Counted(role, process / 1e9, own, clock, after["at"] - before["at"])
 
@@ -191,6 +193,7 @@ def _figures(where: str, counted: Sequence[Counted]) -> list[Figure]:
             kind = name if name.startswith("nixl-telemetry") or name == _GRPC else "hooks"
             kinds[kind] = kinds.get(kind, 0.0) + spent
         figures += [
-            Figure(f"{where}: {kind} in {one.role}", 100 * spent / one.process, "%") for kind, spent in kinds.items()
+            Figure(f"{where}: the suite in {one.role}, for each request", 1e3 * sum(one.own.values()) / REQUESTS, "ms"),
+            *(Figure(f"{where}: {kind} in {one.role}", 100 * spent / one.process, "%") for kind, spent in kinds.items()),
         ]
     return figures

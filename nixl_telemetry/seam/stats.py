@@ -57,10 +57,17 @@ def with_updates(stats: TelemetryStats | None, batch: Batch | None) -> Telemetry
     """Stats of a step with metric updates added, made where there are none; ``None`` without updates."""
     if batch is None:
         return None
-    full = stats if stats is not None else TelemetryStats()
     # Nobody else has the batch: nothing has to be copied.
-    full.data[UPDATES] = batch
-    return full
+    if stats is None:
+        return TelemetryStats(data={**{name: [] for name in _stock_names()}, UPDATES: batch})
+    stats.data[UPDATES] = batch
+    return stats
+
+
+@functools.cache
+def _stock_names() -> tuple[str, ...]:
+    """Keys of vLLM's own data, which its own code expects."""
+    return tuple(NixlKVConnectorStats().data)
 
 
 class TelemetryPromMetrics(NixlPromMetrics):

@@ -276,9 +276,11 @@ class WorkerObserver:
         if finished:
             self._pushes.blocks_ready(list(finished))
         notes = StepNotes.of(metadata) or StepNotes()
-        self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
-        # Engines that never shake hands again may be among them.
-        self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
+        if notes.leases:
+            self._remember(self._leases, notes.leases, LeaseTable.LIMIT)
+        if notes.conflicts:
+            # Engines that never shake hands again may be among them.
+            self._remember(self._conflicts, notes.conflicts, PeerBook.LIMIT)
         if notes.abandoned:
             self._receives.abandon(notes.abandoned, "the request ended while it waited")
         registrations = getattr(metadata, "push_registrations", None) or {}

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
-_WORK_NS: Final = 250_000
+_WORK_NS: Final = 1_000_000
 _BREAK_SECONDS: Final = 0.002
 
 _Item = TypeVar("_Item")
 
 
 def with_breaks(items: Iterable[_Item], in_haste: Callable[[], bool]) -> Iterator[_Item]:
-    """The items, with a break whenever those before took a quarter of a millisecond.
+    """The items, with a break whenever those before took a millisecond.
 
     Args:
         items: What there is to do.

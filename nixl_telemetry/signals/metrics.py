@@ -7,9 +7,8 @@ step into a :data:`Batch`, and ride with the step's output through vLLM's ``KVCo
 """
 
 import itertools
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind, Metric
@@ -51,19 +50,36 @@ def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
 class Series:
     """One series of a metric: what updates are recorded of, looked up once."""
 
-    __slots__ = ("key", "kind", "name", "total")
+    __slots__ = ("add", "key", "kind", "name")
 
     def __init__(self, metric: Metric, labels: tuple[str, ...]) -> None:
         self.name: Final = metric.name
         self.kind: Final = metric.kind
         self.key: Final = series_key(labels)
-        self.total: Final = _TOTALS.get(metric.kind, sum)
-        """What updates add up to."""
+        self.add: Final = _ADDERS.get(metric.kind, _sum)
+        """What values come to, after others (``None`` where there were none)."""
 
 
-_last: Final = itemgetter(-1)
-_TOTALS: Final[dict[Kind, Callable[[list[float]], Any]]] = {Kind.HISTOGRAM: list, Kind.INFO: _last, Kind.STATE: _last}
-"""Of observations, all; of states, the last."""
+def _sum(before: float | None, values: Sequence[float]) -> float:
+    return sum(values, before or 0)
+
+
+def _all(before: list[float] | None, values: Sequence[float]) -> list[float]:
+    if before is None:
+        return list(values)
+    before += values
+    return before
+
+
+def _last(_: float | None, values: Sequence[float]) -> float:
+    return values[-1]
+
+
+_ADDERS: Final[dict[Kind, Callable[[Any, Sequence[float]], Any]]] = {
+    Kind.HISTOGRAM: _all,
+    Kind.INFO: _last,
+    Kind.STATE: _last,
+}
 
 
 Update: TypeAlias = tuple[Series, Sequence[float]]
@@ -83,6 +99,7 @@ class Recorder:
         self.updates: Final[deque[Update]] = deque()
         """What waits to be drained."""
         self._dropped = itertools.count()
+        self._has_dropped = False
         self._dropped_reported = 0
 
     def series(self, metric: Metric, labels: tuple[str, ...] = ()) -> Series:
@@ -105,21 +122,23 @@ class Recorder:
                 self.updates.append(update)
             else:
                 next(self._dropped)
+                self._has_dropped = True
 
     def drain(self) -> Batch | None:
         """Take all updates; ``None`` when there are none."""
         if not self.updates:
             return None
-        recorded: defaultdict[Series, list[float]] = defaultdict(list)
+        batch: Batch = {}
         take_next = self.updates.popleft
         # Only what is there now: other threads may keep adding.
         for _ in range(len(self.updates)):
             series, values = take_next()
-            recorded[series] += values
-        batch: Batch = {}
-        for series, values in recorded.items():
-            batch.setdefault(series.name, {})[series.key] = series.total(values)
-        self._report_dropped(batch)
+            of_metric = batch.get(series.name)
+            if of_metric is None:
+                of_metric = batch[series.name] = {}
+            of_metric[series.key] = series.add(of_metric.get(series.key), values)
+        if self._has_dropped:
+            self._report_dropped(batch)
         return batch
 
     def _report_dropped(self, batch: Batch) -> None:

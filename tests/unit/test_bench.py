@@ -202,7 +202,7 @@ def test_what_is_spent_is_the_difference_of_two_reports() -> None:
     }
     after = {
         "at": 110.0,
-        "process_ns": 3.1e9,
+        "process_ns": 3.11e9,
         "writer_ns": 0.08e9,
         "hooks": {"a": [16e6, 6], "b": [5e6, 1], "nothing": [4e6, 4]},
         "threads": {"others": 3e9, "nixl-telemetry-send": 5e6, "gRPC": 1e6},
