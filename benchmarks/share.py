@@ -160,8 +160,8 @@ def difference(role: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
         for name, spent in after["threads"].items()
         if name != "others"
     }
-    # Of the time between two readings of the clock, one half is before the first and after the second; and most
-    # stretches have a third one before.
+    # Of the time between two readings of the clock, one half is before the first and after the second; a hook's first
+    # stretch has one more in front, counted here with all.
     counting = 3 * clock * (empty + sum(count for _, count in hooks.values()))
     process = after["process_ns"] - before["process_ns"] - (after["writer_ns"] - before["writer_ns"]) - counting
     return Counted(role, process / 1e9, own, clock, after["at"] - before["at"])
@@ -194,6 +194,9 @@ def _figures(where: str, counted: Sequence[Counted]) -> list[Figure]:
             kinds[kind] = kinds.get(kind, 0.0) + spent
         figures += [
             Figure(f"{where}: the suite in {one.role}, for each request", 1e3 * sum(one.own.values()) / REQUESTS, "ms"),
-            *(Figure(f"{where}: {kind} in {one.role}", 100 * spent / one.process, "%") for kind, spent in kinds.items()),
+            *(
+                Figure(f"{where}: {kind} in {one.role}", 100 * spent / one.process, "%")
+                for kind, spent in kinds.items()
+            ),
         ]
     return figures

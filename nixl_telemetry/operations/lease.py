@@ -152,7 +152,7 @@ class LeaseTable:
         if outcome in self._durations:
             updates.append((self._durations[outcome], (lease.duration_s,)))
         self.telemetry.record_all(updates)
-        self.telemetry.emit(lease.describe)
+        self.telemetry.emit(lease.describe, outcome is LeaseOutcome.RELEASED)
 
     @guarded
     def _look(self) -> None:

@@ -17,6 +17,7 @@ class Peer(NamedTuple):
     port: int = 0
 
 
+_PORT_DIGITS: Final = 5
 NOBODY: Final = Peer("")
 """A peer of which nothing is known."""
 
@@ -45,8 +46,14 @@ class PeerBook:
         known = self._peers.get(engine_id) if isinstance(engine_id, str) else None
         if known is not None and known.host == host and known.port == port:
             return known
-        number = port if isinstance(port, int) else int(port) if isinstance(port, str) and port.isdecimal() else 0
-        return Peer(str(engine_id)[:TEXT_LIMIT], str(host)[:TEXT_LIMIT], number)
+        return Peer(str(engine_id)[:TEXT_LIMIT], str(host)[:TEXT_LIMIT], port_number(port))
+
+
+def port_number(port: object) -> int:
+    """A port as a client's request has it, a number or a text; 0 for whatever is none."""
+    if isinstance(port, str) and port.isdecimal() and len(port) <= _PORT_DIGITS:
+        port = int(port)
+    return int(port) if isinstance(port, int) and 0 < port < 1 << 16 else 0
 
 
 def is_listening(host: str, port: int, timeout_seconds: float) -> bool:

@@ -181,7 +181,7 @@ class Receive:
         else:
             # vLLM may have tried again.
             self.error, self.message = None, ""
-        self.telemetry.emit(self.describe)
+        self.telemetry.emit(self.describe, self.error is None)
 
     def tell_long_wait(self) -> None:
         """Log what it waits for, from whom and since when."""

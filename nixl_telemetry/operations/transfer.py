@@ -220,7 +220,7 @@ class Transfer:
             self._end_for(self.request)
         table = self.table
         table.keep(self)
-        if not table.telemetry.emit(self.describe):
+        if not table.telemetry.emit(self.describe, error is None):
             self._take_moves()
         table.telemetry.audit(self.audit_record)
 

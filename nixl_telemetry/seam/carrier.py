@@ -17,7 +17,7 @@ from nixl_telemetry.signals.propagation import Carried
 from nixl_telemetry.signals.semconv import InvalidKv
 
 NOTES: Final = "nixl_telemetry"
-"""Attribute of a step's metadata that has the notes. There are none where a step brings nothing for us to look at."""
+"""Attribute of a step's metadata that has the notes. There are none where a step brings nothing for the workers."""
 
 
 @dataclass
@@ -32,9 +32,6 @@ class StepNotes:
     """Requests that ended while they waited for their KV."""
     leases: dict[str, Carried] = field(default_factory=dict)
     """Leases that began, by request id: in push the worker's transfers refer to them."""
-
-    def __bool__(self) -> bool:
-        return bool(self.conflicts or self.origins or self.abandoned or self.leases)
 
     def attach(self, metadata: Any) -> None:
         """Put the notes on a step's metadata."""

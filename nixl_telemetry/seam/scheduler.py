@@ -14,6 +14,7 @@ from nixl_telemetry.operations.allowed_peers import AllowedPeers
 from nixl_telemetry.operations.handshake_request import HandshakeRequests
 from nixl_telemetry.operations.lease import LeaseTable
 from nixl_telemetry.operations.mode import ModeCheck
+from nixl_telemetry.operations.peer import port_number
 from nixl_telemetry.operations.receive import NO_ORIGIN, Origin
 from nixl_telemetry.operations.tripwires import Tripwires
 from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
@@ -36,6 +37,8 @@ _SERVED: Final = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
 """Names of vLLM's ``RequestStatus``: the client has an answer."""
 _DEADLINE: Final = "lease_deadline"
 """Key of ours beside the trace context in ``kv_transfer_params``: when the lease ends, by the clock of this process."""
+_LATEST_SECONDS: Final = 1e12
+"""Beyond any clock; JSON as Python reads it also has numbers that are none."""
 _TEXT_LIMIT: Final = 256
 """Characters that are kept of what a request says: its parameters come from a client."""
 
@@ -91,7 +94,6 @@ class SchedulerObserver:
         if not params.get("do_remote_prefill") or "transfer_mode" not in params:
             return
         engine_id = str(params.get("remote_engine_id", ""))[:_TEXT_LIMIT]
-        port = params.get("remote_port", 0)
         conflict = self._mode.compare(
             ConflictSource.PARAMS,
             str(params["transfer_mode"])[:_TEXT_LIMIT],
@@ -99,7 +101,7 @@ class SchedulerObserver:
                 semconv.REQUEST_ID: request.request_id,
                 semconv.REMOTE_ENGINE_ID: engine_id,
                 semconv.SERVER_ADDRESS: str(params.get("remote_host", ""))[:_TEXT_LIMIT],
-                semconv.SERVER_PORT: port if isinstance(port, int) else str(port)[:_TEXT_LIMIT],
+                semconv.SERVER_PORT: port_number(params.get("remote_port")),
             },
         )
         if conflict is None:
@@ -118,12 +120,7 @@ class SchedulerObserver:
 
     def _remember_origin(self, request: Any, params: dict[str, Any]) -> None:
         carrier = params.get(CARRIER)
-        deadline = carrier.get(_DEADLINE) if isinstance(carrier, dict) else None
-        origin = Origin(
-            carried(request.trace_headers),
-            carried(carrier),
-            float(deadline) if isinstance(deadline, int | float) else None,
-        )
+        origin = Origin(carried(request.trace_headers), carried(carrier), _deadline(carrier))
         if origin == NO_ORIGIN:
             return
         if len(self._origins) < LeaseTable.LIMIT:
@@ -144,8 +141,8 @@ class SchedulerObserver:
         is_held, handed_over = result
         if not is_held:
             return
-        # In push the next step has its blocks in its metadata.
-        self.has_notes = True
+        # The next step has its blocks in its metadata.
+        self.has_notes |= self.telemetry.mode is TransferMode.PUSH
         if not isinstance(handed_over, dict):
             return
         blocks = sum(map(len, handed_over["remote_block_ids"]))
@@ -195,21 +192,21 @@ class SchedulerObserver:
     def step_built(self, metadata: Any) -> None:
         """The metadata of a step is ready for the workers."""
         self.stepped, self.has_notes = True, False
+        notes, self._notes = self._notes, StepNotes()
+        # Even where nothing is noted: the workers look at a step's requests and blocks only if there are notes.
+        notes.attach(metadata)
         if self._ended:
-            self._notes.abandoned = self._waiting & self._ended
+            notes.abandoned = self._waiting & self._ended
             self._waiting -= self._ended
         for request_id in metadata.reqs_to_recv:
             if request_id in self._origins:
-                self._notes.origins[request_id] = self._origins.pop(request_id)
+                notes.origins[request_id] = self._origins.pop(request_id)
             if request_id not in self._ended and len(self._waiting) < LeaseTable.LIMIT:
                 self._waiting.add(request_id)
         if self._ended:
             for request_id in self._ended:
                 self._origins.pop(request_id, None)
             self._ended = set()
-        if self._notes or metadata.reqs_to_recv or getattr(metadata, "push_finished_blocks", None):
-            self._notes.attach(metadata)
-            self._notes = StepNotes()
 
     @guarded
     def shut_down(self) -> None:
@@ -267,6 +264,12 @@ class SchedulerObserver:
         if self.requests.has_news:
             self.requests.report()
         return with_updates(stats, self.telemetry.drain())
+
+
+def _deadline(carrier: object) -> float | None:
+    """When the peer's lease ends, as a client's request says; ``None`` for whatever is no moment."""
+    deadline = carrier.get(_DEADLINE) if isinstance(carrier, dict) else None
+    return float(deadline) if isinstance(deadline, int | float) and abs(deadline) < _LATEST_SECONDS else None
 
 
 class SchedulerHooks(_Stock):

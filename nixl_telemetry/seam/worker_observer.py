@@ -238,7 +238,7 @@ class WorkerObserver:
         spec = arguments["read_spec"]
         request = Request(
             arguments["request_id"],
-            arguments["remote_request_id"],
+            str(arguments["remote_request_id"])[:TEXT_LIMIT],
             self._peers.find(arguments["dst_engine_id"]),
             spec.remote_rank,
             spec.local_block_ids,
@@ -406,7 +406,11 @@ class WorkerObserver:
         if deadline is None:
             return None
         offset = getattr(self._worker, "_engine_clock_offset", {}).get(receive.peer.engine_id)
-        return None if offset is None else deadline - offset - time.perf_counter()
+        if offset is None:
+            return None
+        remaining_s = deadline - offset - time.perf_counter()
+        # A client can write what it likes, and what a histogram has seen stays in its sum.
+        return remaining_s if abs(remaining_s) < _LONGEST_LEASE_SECONDS else None
 
     @guarded
     def caches_registered(self, factors: list[dict[str, Any]], start_ns: int) -> None:
@@ -461,6 +465,7 @@ _News: TypeAlias = tuple[str, str, float]
 """What happened, as one of the notes' names or an :class:`InvalidKv`; to which request; and a value."""
 
 _HEARTBEAT: Final = b"HB:"
+_LONGEST_LEASE_SECONDS: Final = 86_400.0
 
 
 def _request_of(notification: bytes) -> str | None:

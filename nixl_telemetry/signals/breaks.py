@@ -17,7 +17,7 @@ _Item = TypeVar("_Item")
 
 
 def with_breaks(items: Iterable[_Item], in_haste: Callable[[], bool]) -> Iterator[_Item]:
-    """The items, with a break whenever those before took a millisecond.
+    """The items, with a break before the next one when those since the last break took a millisecond.
 
     Args:
         items: What there is to do.

@@ -25,9 +25,11 @@ class _Task(NamedTuple):
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    Every :data:`ROUND_SECONDS`, or when many wait, it takes what came together, and looks at what is under way, through
-    :meth:`watch`. To wake it for each operation would cost the engine's thread more than most of them, it would want
-    Python's lock just while that thread is busy, and what is described once in a while finds its code in no cache.
+    What can wait is taken every :data:`ROUND_SECONDS`, or when much of it came together. To wake the thread for each
+    operation would cost the engine's thread more than most of them, it would want Python's lock just while that thread
+    is busy, and what is described once in a while finds its code in no cache.
+
+    Every :data:`ROUND_SECONDS` the thread also looks at what is under way, through :meth:`watch`.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -57,9 +59,15 @@ class ExportThread:
         self._queue: queue.SimpleQueue[Describe | _Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
+        self._is_hurried = False
 
-    def submit(self, describe: Describe) -> bool:
-        """Hand over one operation; never blocks. False if it was dropped."""
+    def submit(self, describe: Describe, can_wait: bool = False) -> bool:
+        """Hand over one operation; never blocks. False if it was dropped.
+
+        Args:
+            describe: Describes it.
+            can_wait: Whether it is one of many, of which nothing is to be told soon.
+        """
         waiting = self._queue.qsize()
         if waiting >= self._limit:
             self._on_drop()
@@ -67,7 +75,7 @@ class ExportThread:
         self._queue.put(describe)
         if self._thread is None:
             self._start()
-        elif waiting >= self._many and not self._hurry.is_set():
+        if (waiting >= self._many or not can_wait) and not self._hurry.is_set():
             self._hurry.set()
         return True
 
@@ -103,23 +111,23 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
-        looked_at = time.monotonic()
+        look_at = time.monotonic() + ROUND_SECONDS
         while True:
-            self._hurry.wait(ROUND_SECONDS)
+            self._is_hurried = self._hurry.wait(max(0.0, look_at - time.monotonic()))
             self._hurry.clear()
-            for item in with_breaks(self._waiting(), self._is_late):
-                self._take(item)
-            if time.monotonic() - looked_at >= ROUND_SECONDS:
-                looked_at = time.monotonic()
+            if time.monotonic() >= look_at:
+                look_at = time.monotonic() + ROUND_SECONDS
                 for look in tuple(self._watches):
                     look()
+            for item in with_breaks(self._waiting(), self._is_late):
+                self._take(item)
 
     def _waiting(self) -> Iterator[Describe | _Task]:
         while not self._queue.empty():
             yield self._queue.get()
 
     def _is_late(self) -> bool:
-        return self._hurry.is_set() or self._queue.qsize() >= self._many
+        return self._is_hurried or self._hurry.is_set() or self._queue.qsize() >= self._many
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

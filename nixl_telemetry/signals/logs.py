@@ -36,7 +36,7 @@ class LogWriter:
 
     def write(self, line: LogLine, context: SpanContext | None) -> None:
         """Log one line, with the ids of its span where there is one."""
-        # Asked first: most lines are of transfers that succeeded, which nobody wants to see.
+        # Asked first: leases that were released have a line that nobody wants to see.
         if not logger().isEnabledFor(line.level):
             return
         ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context else {}

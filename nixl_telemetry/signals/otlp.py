@@ -152,12 +152,12 @@ class ExportedSpan:
     def _status(self) -> Status:
         if self.span.error is None:
             return Status()
-        return Status(code=Status.STATUS_CODE_ERROR, message=self.span.message)
+        return Status(code=Status.STATUS_CODE_ERROR, message=_utf8(self.span.message).decode())
 
 
 def encode_attributes(attributes: Attributes) -> bytes:
     """A span that has only these attributes, encoded."""
-    return b"".join([_ENCODERS.get(type(value), _encode_text)(name, value) for name, value in attributes.items()])
+    return b"".join([_ENCODERS.get(type(value), _remembered)(name, value) for name, value in attributes.items()])
 
 
 def encode_ids(count: int) -> list[bytes]:
@@ -179,7 +179,9 @@ def _before_message(number: int, length: int) -> bytes:
 
 @functools.cache
 def _described(name: SpanName, kind: SpanKind, has_remote_parent: bool) -> bytes:
-    encoded: bytes = OtlpSpan(name=name, kind=_KINDS[kind], flags=_FLAGS[has_remote_parent]).SerializeToString()
+    # With a status, as the SDK's encoder has it.
+    span = OtlpSpan(name=name, kind=_KINDS[kind], flags=_FLAGS[has_remote_parent], status=Status())
+    encoded: bytes = span.SerializeToString()
     return encoded
 
 
@@ -206,12 +208,12 @@ def _encode_double(name: str, value: float) -> bytes:
 
 
 def _encode_integer(name: str, value: int) -> bytes:
-    return encode_count(name, value) if value >= 0 else _alone(name, value)
+    # Protobuf refuses what has no 64 bits.
+    return encode_count(name, value) if 0 <= value < 1 << 63 else _alone(name, value)
 
 
 def _encode_text(name: str, value: str) -> bytes:
-    # Half of a surrogate pair is no reason to lose a batch.
-    text = value.encode("utf-8", "replace")
+    text = _utf8(value)
     return _before_text(name, len(text)) + text
 
 
@@ -223,9 +225,10 @@ def _alone(name: str, value: AttributeValue) -> bytes:
 _ENCODERS: Final[dict[type, Callable[[str, Any], bytes]]] = {
     float: _encode_double,
     int: _encode_integer,
-    bool: _alone,
-    tuple: _alone,
+    str: _encode_text,
 }
+# The names of enumerations, above all. By type too: true is no number.
+_remembered: Final = functools.lru_cache(1024, typed=True)(_alone)
 _DOUBLE: Final = struct.Struct("<d")
 
 
@@ -258,6 +261,11 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+def _utf8(text: str) -> bytes:
+    """Protobuf refuses half of a surrogate pair: no reason to lose a span."""
+    return text.encode("utf-8", "replace")
+
+
 def _key_value(name: str, value: AttributeValue) -> KeyValue:
     return KeyValue(key=name, value=_value(value))
 
@@ -273,7 +281,7 @@ def _value(value: AttributeValue) -> AnyValue:
         case tuple():
             return AnyValue(array_value=ArrayValue(values=map(_value, value)))
         case _:
-            return AnyValue(string_value=str(value))
+            return AnyValue(string_value=_utf8(str(value)).decode())
 
 
 def _trace_id(context: SpanContext) -> bytes:

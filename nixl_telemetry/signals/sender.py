@@ -164,14 +164,28 @@ class SpanSender:
         return batch
 
     def _send(self, batch: list[Item]) -> None:
+        spans, count = self._encode(batch)
+        if not spans:
+            return
         try:
             if self._exporter is None:
                 self._exporter = self._connect()
-            spans = [item.encode() for item in with_breaks(batch, self._is_late)]
-            self._exporter.send(self._envelope().around(spans, sum(map(_count, batch))))
+            self._exporter.send(self._envelope().around(spans, count))
         except Exception as error:
             self._on_error(error)
-            self._on_lost(sum(map(_count, batch)))
+            self._on_lost(count)
+
+    def _encode(self, batch: Sequence[Item]) -> tuple[list[bytes], int]:
+        """The spans, and how many they are. One that cannot be encoded takes no other with it."""
+        spans, count = [], 0
+        for item in with_breaks(batch, self._is_late):
+            try:
+                spans.append(item.encode())
+                count += _count(item)
+            except Exception as error:
+                self._on_error(error)
+                self._on_lost(_count(item))
+        return spans, count
 
 
 def _count(item: Item) -> int:

@@ -70,7 +70,7 @@ class Telemetry:
         self.blocks: Final = BlockBudget()
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped)
         self.emit: Final = self._export.submit
-        """Hand a finished operation to the export thread; false if it was dropped."""
+        """Hand a finished operation to the export thread, and whether it can wait there; false if it was dropped."""
         self.watch: Final = self._export.watch
         """Have what is under way looked at once a second, on the export thread."""
         self.ensure_watched: Final = self._export.ensure

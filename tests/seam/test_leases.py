@@ -96,17 +96,13 @@ def test_a_request_that_holds_nothing(scheduler: Any, observed: Observed) -> Non
     assert scheduler._nixl_telemetry._leases._leases == {}
 
 
-@pytest.mark.parametrize(
-    ("requests", "finished_blocks", "has_notes"), [({"r": None}, {}, True), ({}, {"r": [[1]]}, True), ({}, {}, False)]
-)
-def test_a_step_that_brings_work_says_so(
-    scheduler: Any, requests: dict[str, Any], finished_blocks: dict[str, Any], has_notes: bool
-) -> None:
-    """In each step the worker looks for nothing else; of others nothing is pickled."""
-    metadata = SimpleNamespace(reqs_to_recv=requests, push_finished_blocks=finished_blocks)
-    scheduler._nixl_telemetry.step_built(metadata)
+def test_only_steps_that_bring_something_have_notes(scheduler: Any) -> None:
+    """They are what the worker looks for in each step; the first step has them in any case."""
+    steps = [scheduler.build_connector_meta(MagicMock()) for _ in range(3)]
+    with_a_request = SimpleNamespace(reqs_to_recv={"of which nothing is noted": None})
+    scheduler._nixl_telemetry.step_built(with_a_request)
 
-    assert hasattr(metadata, NOTES) is has_notes
+    assert [hasattr(step, NOTES) for step in (*steps, with_a_request)] == [True, False, False, True]
 
 
 def test_blocks_that_a_step_hands_over_are_noted(scheduler: Any, observed: Observed) -> None:
@@ -174,6 +170,18 @@ def test_a_request_that_is_aborted_before_it_is_scheduled(scheduler: Any) -> Non
     assert notes is not None
     assert list(notes.origins) == ["r"]
     assert scheduler._nixl_telemetry._origins == {}
+
+
+@pytest.mark.parametrize("deadline", [float("nan"), float("inf"), 10**400, "5", None, [5]])
+def test_a_deadline_that_is_none(scheduler: Any, deadline: Any) -> None:
+    """JSON as Python reads it has such numbers; the rest of what the request says is taken."""
+    lease = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "lease_deadline": deadline}
+    request = arriving(do_remote_prefill=True)
+    request.kv_transfer_params[CARRIER] = lease
+    scheduler._nixl_telemetry.request_arrived(request)
+
+    (origin,) = scheduler._nixl_telemetry._origins.values()
+    assert (origin.lease, origin.lease_deadline) == (carried(lease), None)
 
 
 def test_a_prefill_that_reads_from_an_earlier_turn(scheduler: Any) -> None:

@@ -2,9 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Spans become the messages that OpenTelemetry's own encoder makes of the SDK's spans."""
 
+import pytest
 from hypothesis import given, strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SdkEvent, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -12,7 +15,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.description import Event, Span
-from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, encode_count, encode_counts
 from nixl_telemetry.signals.semconv import Direction, ErrorType, EventName, SpanName
 
 VALUES = (
@@ -35,6 +38,15 @@ CONTEXTS = st.builds(
 RESOURCE, SCOPE = Resource({"service.name": "x", "n": 1}), InstrumentationScope("s", "1", "https://schema")
 
 
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 16_383, 16_384, 1 << 32, (1 << 63) - 1])
+def test_counts(number: int) -> None:
+    """One by one or many at once, whatever their length."""
+    expected = OtlpSpan(attributes=[KeyValue(key="n", value=AnyValue(int_value=number))])
+
+    assert OtlpSpan.FromString(encode_count("n", number)) == expected
+    assert encode_counts("n", [number, 5]) == [encode_count("n", number), encode_count("n", 5)]
+
+
 @given(
     ATTRIBUTES,
     CONTEXTS,
@@ -43,6 +55,7 @@ RESOURCE, SCOPE = Resource({"service.name": "x", "n": 1}), InstrumentationScope(
     st.sampled_from(SpanKind),
     st.none() | st.sampled_from(ErrorType),
     st.text(),
+    st.booleans(),
 )
 def test_as_the_sdk_does(
     attributes: dict[str, AttributeValue],
@@ -52,6 +65,7 @@ def test_as_the_sdk_does(
     kind: SpanKind,
     error: ErrorType | None,
     message: str,
+    has_event: bool,
 ) -> None:
     """Whatever was encoded before: true, 1 and 1.0 are three values."""
     event = Event(EventName.MODE_CONFLICT, 5, attributes)
@@ -62,7 +76,7 @@ def test_as_the_sdk_does(
         9,
         error=error,
         message=message if error else "",
-        events=(event,),
+        events=(event,) if has_event else (),
         links=tuple(links),
     )
     theirs = ReadableSpan(
@@ -71,7 +85,7 @@ def test_as_the_sdk_does(
         parent=parent,
         resource=RESOURCE,
         attributes=attributes,
-        events=[SdkEvent("nixl.mode_conflict", attributes, 105)],
+        events=[SdkEvent("nixl.mode_conflict", attributes, 105)] if has_event else [],
         links=[Link(link) for link in links],
         kind=kind,
         instrumentation_scope=SCOPE,

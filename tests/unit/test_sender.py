@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -147,6 +147,15 @@ def test_a_collector_that_fails_and_comes_back(bench: Bench) -> None:
     assert bench.sender.flush(5)
 
     assert (bench.lost, bench.sent, len(bench.errors), bench.connected) == ([3], [2], 1, 1)
+
+
+def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(bench: Bench) -> None:
+    """Numbers come from clients, and 64 bits is what there is; half of a surrogate pair is sent as something else."""
+    attributes: tuple[dict[str, Any], ...] = ({}, {"n": 1 << 63}, {"n": -(1 << 63) - 1}, {"text": "\ud800"}, {})
+    bench.sender.add([replace(span(number), attributes=each) for number, each in enumerate(attributes)])
+
+    assert bench.sender.flush(5)
+    assert (bench.sent, bench.lost, len(bench.errors)) == ([3], [1, 1], 2)
 
 
 def test_of_a_tree_that_is_too_large_the_first_spans_go(bench: Bench) -> None:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
+"""When the export thread takes what it was handed."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nixl_telemetry.signals import export
+from nixl_telemetry.signals.description import Describe, Description
+from nixl_telemetry.signals.export import ExportThread
+from tests.support.peers import wait_until
+
+
+class Bench:
+    """An export thread, and how much of what it was handed it has taken."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.taken = self.dropped = 0
+        self.thread = ExportThread(self._take, limit, self._drop)
+
+    def _take(self, describe: Describe) -> None:
+        describe()
+        self.taken += 1
+
+    def _drop(self) -> None:
+        self.dropped += 1
+
+    def hand_over(self, count: int, can_wait: bool, describe: Callable[[], Description] = Description) -> None:
+        """So many operations."""
+        for _ in range(count):
+            self.thread.submit(describe, can_wait)
+
+
+@pytest.fixture
+def long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round does not end while a test runs."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("long_rounds")
+def test_some_of_many_wait_for_the_round() -> None:
+    """Whoever hands them over wakes nobody, until it is many of them."""
+    bench = Bench()
+    bench.hand_over(32, can_wait=True)
+    time.sleep(0.2)
+    assert bench.taken == 0
+    bench.hand_over(1, can_wait=True)
+
+    assert wait_until(lambda: bench.taken == 33, 5)
+
+
+@pytest.mark.usefixtures("long_rounds")
+def test_what_cannot_wait_is_taken_at_once() -> None:
+    """With all that came before."""
+    bench = Bench()
+    bench.hand_over(3, can_wait=True)
+    bench.hand_over(1, can_wait=False)
+
+    assert wait_until(lambda: bench.taken == 4, 5)
+
+
+@pytest.mark.usefixtures("long_rounds")
+def test_a_short_queue_is_emptied_before_it_is_full() -> None:
+    """Where the limit is small."""
+    bench = Bench(limit=16)
+    bench.hand_over(8, can_wait=True)
+    time.sleep(0.1)
+    assert bench.taken == 0
+    bench.hand_over(1, can_wait=True)
+
+    assert wait_until(lambda: bench.taken == 9, 5)
+    assert bench.dropped == 0
+
+
+def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each the thread looks at what is under way, and takes what that gave it to tell; however often it is woken."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.2)
+    bench = Bench()
+    looked: list[float] = []
+
+    def look() -> None:
+        looked.append(time.monotonic())
+        bench.hand_over(1, can_wait=True)
+
+    bench.thread.watch(look)
+    begin = time.monotonic()
+    bench.thread.ensure()
+    while len(looked) < 5 and time.monotonic() - begin < 5:
+        bench.thread.run(lambda: None, 5)
+        time.sleep(0.01)
+
+    assert 0.9 < looked[4] - begin < 2
+    assert bench.taken >= 4
+
+
+@pytest.mark.usefixtures("long_rounds")
+def test_whoever_waits_is_not_made_to_wait_for_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing has its own time limit."""
+    breaks: list[bool] = []
+
+    def with_breaks(items: object, in_haste: Callable[[], bool]) -> object:
+        breaks.append(not in_haste())
+        return items
+
+    monkeypatch.setattr(export, "with_breaks", with_breaks)
+    bench = Bench()
+    bench.hand_over(3, can_wait=True)
+    done = threading.Event()
+
+    assert bench.thread.run(done.set, 5)
+    assert done.is_set()
+    assert bench.taken == 3
+    assert breaks == [False]
