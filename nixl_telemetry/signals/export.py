@@ -60,6 +60,7 @@ class ExportThread:
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._is_hurried = False
+        self._look_at = 0.0
 
     def submit(self, describe: Describe, can_wait: bool = False) -> bool:
         """Hand over one operation; never blocks. False if it was dropped.
@@ -111,16 +112,21 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
-        look_at = time.monotonic() + ROUND_SECONDS
+        self._look_at = time.monotonic() + ROUND_SECONDS
         while True:
-            self._is_hurried = self._hurry.wait(max(0.0, look_at - time.monotonic()))
+            self._is_hurried = self._hurry.wait(max(0.0, self._look_at - time.monotonic()))
             self._hurry.clear()
-            if time.monotonic() >= look_at:
-                look_at = time.monotonic() + ROUND_SECONDS
-                for look in tuple(self._watches):
-                    look()
+            self._look_if_due()
             for item in with_breaks(self._waiting(), self._is_late):
                 self._take(item)
+                # Where more comes than can be described, this never ends.
+                self._look_if_due()
+
+    def _look_if_due(self) -> None:
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + ROUND_SECONDS
+            for look in tuple(self._watches):
+                look()
 
     def _waiting(self) -> Iterator[Describe | _Task]:
         while not self._queue.empty():

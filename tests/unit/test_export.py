@@ -96,6 +96,23 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.taken >= 4
 
 
+def test_who_is_overloaded_looks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine in trouble is the one to be watched."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    bench = Bench()
+    looked: list[int] = []
+    bench.thread.watch(lambda: looked.append(bench.taken))
+
+    def slow() -> Description:
+        time.sleep(0.02)
+        return Description()
+
+    bench.hand_over(50, can_wait=True, describe=slow)
+
+    assert wait_until(lambda: bench.taken == 50, 10)
+    assert len([taken for taken in looked if 0 < taken < 50]) >= 3
+
+
 @pytest.mark.usefixtures("long_rounds")
 def test_whoever_waits_is_not_made_to_wait_for_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing has its own time limit."""
