@@ -25,6 +25,8 @@ _clock = time.thread_time_ns
 
 NOTHING: Final = "nothing"
 """What is counted where there is no hook."""
+GRPC: Final = "gRPC"
+"""What gRPC's threads are counted as."""
 EMPTY: Final = frozenset({"get_block_ids_with_load_errors", "take_events"})
 """Methods that vLLM calls in each step, of the worker and of the scheduler, and that have no hook."""
 
@@ -161,4 +163,4 @@ def threads_ns() -> dict[str, int]:
 def _kind(name: str, command: str) -> str:
     if name.startswith(_OWN_THREADS):
         return name
-    return "gRPC" if command.startswith(_GRPC_COMMANDS) or "channel_spin" in name else "others"
+    return GRPC if command.startswith(_GRPC_COMMANDS) or "channel_spin" in name else "others"

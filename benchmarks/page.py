@@ -22,7 +22,7 @@ _METHODS: Final = """\
 
 **Share of CPU time.**
 It is counted, not inferred.
-Real prefill and decode servers serve four clients, with prompts of up to 6,000 tokens and answers of 64; spans are
+Real prefill and decode servers serve four clients, with prompts of up to 3,000 tokens and answers of 64; spans are
 sampled and exported to a real OTLP receiver.
 A layer in front of every hook starts the thread's CPU clock, and one behind it stops the clock while vLLM's own code
 runs, so that all of a hook counts and nothing of vLLM's.
@@ -73,7 +73,7 @@ Resident memory after half of the requests and after all of them, with the queue
 
 - The model is tiny and runs on the CPU; what waits for a GPU is not measured.
 - A share is one of a load: what the suite takes for a request depends little on the prompt's length, and what vLLM
-  takes depends on it. With half as long prompts (up to 3,000 tokens), the prefill side of a push was at 1.2 % with
+  takes depends on it. With prompts twice as long (up to 6,000 tokens), the prefill side of a push was at 0.78 % with
   default settings, on an Intel Xeon with two virtual cores. The CPU time for each request is listed below, for loads of
   another kind.
 - Transfers stay inside one machine. Nothing is said about networks.

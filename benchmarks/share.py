@@ -19,7 +19,7 @@ from benchmarks.figures import Budget, Figure, Part
 from benchmarks.fleet import NAMES, fleet
 from benchmarks.load import requests, run
 from benchmarks.measured import FOLDER
-from benchmarks.meter import NOTHING
+from benchmarks.meter import GRPC, NOTHING
 from nixl_telemetry.testbed import OtlpReceiver, Pair, ServerConfig, TinyModel
 
 SETTINGS: Final[dict[str, tuple[dict[str, Any], float]]] = {
@@ -28,9 +28,8 @@ SETTINGS: Final[dict[str, tuple[dict[str, Any], float]]] = {
 }
 """What is measured, and its limit in percent."""
 _OFF: Final = "off"
-_GRPC: Final = "gRPC"
-LENGTHS: Final = (64, 6000)
-"""Tokens of a prompt: from 2 to 188 blocks."""
+LENGTHS: Final = (64, 3000)
+"""Tokens of a prompt: from 2 to 94 blocks."""
 MAX_TOKENS: Final = 64
 REQUESTS: Final = 120
 CLIENTS: Final = 4
@@ -54,10 +53,10 @@ class Counted:
 
     def less_grpc_of(self, off: "Counted") -> "Counted":
         """Without what gRPC's threads take where nothing of the suite's runs, in as many seconds."""
-        if _GRPC not in self.own:
+        if GRPC not in self.own:
             return self
-        grpc = self.own[_GRPC] - off.own.get(_GRPC, 0.0) * self.seconds / off.seconds
-        return replace(self, own={**self.own, _GRPC: max(0.0, grpc)})
+        grpc = self.own[GRPC] - off.own.get(GRPC, 0.0) * self.seconds / off.seconds
+        return replace(self, own={**self.own, GRPC: max(0.0, grpc)})
 
     @property
     def share(self) -> float:
@@ -88,7 +87,6 @@ def _of_mode(mode: str) -> Part:
             connector_module="benchmarks.measured_connectors",
             otlp_endpoint=receiver.grpc_endpoint,
             env={FOLDER: str(folder / "meter"), "PYTHONPATH": str(_ROOT)},
-            max_model_len=8192,
             fork=True,
         )
         telemetry = {_OFF: {"enabled": False}, **{setting: own for setting, (own, _) in SETTINGS.items()}}
@@ -190,7 +188,7 @@ def _figures(where: str, counted: Sequence[Counted]) -> list[Figure]:
     for one in counted:
         kinds = {"hooks": 0.0}
         for name, spent in one.own.items():
-            kind = name if name.startswith("nixl-telemetry") or name == _GRPC else "hooks"
+            kind = name if name.startswith("nixl-telemetry") or name == GRPC else "hooks"
             kinds[kind] = kinds.get(kind, 0.0) + spent
         figures += [
             Figure(f"{where}: the suite in {one.role}, for each request", 1e3 * sum(one.own.values()) / REQUESTS, "ms"),
