@@ -117,8 +117,9 @@ class Meter:
         inner = {name: self.inner(f"{label}.{name}", getattr(stock, name)) for name in names}
         for name in EMPTY.intersection(dir(stock)) - names:
             outer[name] = self.outer(NOTHING, self.inner(NOTHING, getattr(stock, name)))
-        layers = type("_Outer", (), outer), hooks, type("_Inner", (), inner), stock
-        return type(f"Measured{label}", layers, {"__module__": stock.__module__, **members})
+        below = type("_Inner", (stock,), inner)
+        layers = type("_Outer", (), outer), hooks, below
+        return type(f"Measured{label}", layers, {"__module__": stock.__module__, "_stock_class": below, **members})
 
     def count_methods(self, owner: type, *names: str) -> None:
         """Count these methods of a class of the suite's."""

@@ -5,10 +5,10 @@
 import logging
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
@@ -24,6 +24,7 @@ from nixl_telemetry.signals.catalogue import (
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, LogLine, Span
 from nixl_telemetry.signals.metrics import Update
+from nixl_telemetry.signals.propagation import NOTHING, Carried, read
 from nixl_telemetry.signals.semconv import ErrorType, EventName, LeaseOutcome, Signal, SpanName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -39,13 +40,13 @@ class Lease:
     request_id: str
     blocks: int
     """Blocks of vLLM's block size, over all KV cache groups."""
-    parent: SpanContext | None
+    parent: Carried
     """Of the request that was prefilled."""
-    context: SpanContext | None
-    """Of the lease's own span; ``None`` where nothing exports spans."""
-    deadline_ns: int = 0
+    context: Carried
+    """Of the lease's own span; nothing where spans go nowhere."""
+    start_ns: int
+    deadline_ns: int
     """When vLLM is to free the blocks if nobody fetches them; 0 where that is not known."""
-    start_ns: int = field(default_factory=now_ns)
     end_ns: int = 0
     outcome: LeaseOutcome = LeaseOutcome.RELEASED
 
@@ -70,8 +71,8 @@ class Lease:
             attributes,
             ErrorType.KV_EXPIRED if expired else None,
             "the KV was freed, and the decode side does not have it" if expired else "",
-            context=self.context,
-            parent=self.parent,
+            context=read(self.context, is_remote=False),
+            parent=read(self.parent),
         )
         line = LogLine(
             EventName.LEASE_EXPIRED if expired else EventName.LEASE_FINISHED,
@@ -95,11 +96,11 @@ class LeaseTable:
         self._leases: dict[str, Lease] = {}
         self._overdue = 0
         self._logged_at = -_LOG_SECONDS
-        telemetry.watch(self._look)
+        telemetry.watch(self._look, self._leases)
 
     @guarded
     def open(
-        self, request_id: str, blocks: int, parent: SpanContext | None, granted_s: float | None = None
+        self, request_id: str, blocks: int, parent: Carried = NOTHING, granted_s: float | None = None
     ) -> Lease | None:
         """vLLM holds the blocks of a finished request for the decode side; the lease, if it is followed.
 
@@ -113,8 +114,10 @@ class LeaseTable:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
             return None
         spans = self.telemetry.spans
-        context = spans.new_context(parent, SpanName.LEASE, SpanKind.PRODUCER) if spans.is_exporting else None
-        lease = self._leases[request_id] = Lease(request_id, blocks, parent, context, _deadline_ns(granted_s))
+        context = spans.new_carried(parent, SpanName.LEASE, SpanKind.PRODUCER) if spans.is_exporting else NOTHING
+        now = now_ns()
+        deadline_ns = now + int(granted_s * 1e9) if granted_s is not None else 0
+        lease = self._leases[request_id] = Lease(request_id, blocks, parent, context, now, deadline_ns)
         self.telemetry.record_all(((self._opened, (1,)), (self._held, (1,)), (self._blocks_held, (blocks,))))
         self.telemetry.ensure_watched()
         return lease
@@ -128,7 +131,7 @@ class LeaseTable:
         """A heartbeat of the decode side has renewed it."""
         lease = self._leases.get(request_id)
         if lease is not None:
-            lease.deadline_ns = max(lease.deadline_ns, _deadline_ns(remaining_s))
+            lease.deadline_ns = max(lease.deadline_ns, now_ns() + int(remaining_s * 1e9))
 
     @guarded
     def close(self, request_ids: Collection[str], expired: Collection[str]) -> None:
@@ -174,10 +177,6 @@ class LeaseTable:
             line = LogLine(EventName.LEASES_OVERDUE, logging.WARNING, attributes)
             self.telemetry.emit(lambda: Description(log=line))
         self._overdue = len(overdue)
-
-
-def _deadline_ns(remaining_s: float | None) -> int:
-    return now_ns() + int(remaining_s * 1e9) if remaining_s is not None else 0
 
 
 class Deliveries:

@@ -4,6 +4,7 @@
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -64,10 +65,10 @@ class PushMatches:
         self._unmatched: Final = {side: series(PUSH_UNMATCHED, side) for side in PushSide}
         self._events: Final = {event: series(PUSH_REGISTRATIONS, event) for event in RegistrationEvent}
         self._match_wait: Final = {side: series(PUSH_MATCH_WAIT, side) for side in PushSide}
-        telemetry.watch(self._look)
+        telemetry.watch(self._look, *self._halves.values())
 
     @guarded
-    def blocks_ready(self, request_ids: list[str]) -> None:
+    def blocks_ready(self, request_ids: Iterable[str]) -> None:
         """The prefill of these requests is done."""
         for request_id in request_ids:
             self._wait(PushSide.BLOCKS, request_id, None)

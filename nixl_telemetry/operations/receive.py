@@ -289,7 +289,7 @@ class ReceiveTable:
         self.untold: Final[set[str]] = set()
         """In pull, those that need no KV, until their peer was told: vLLM does not report them."""
         self._waits: Final = {outcome: telemetry.series(RECEIVE_WAIT, outcome) for outcome in ReceiveOutcome}
-        telemetry.watch(self._look)
+        telemetry.watch(self._look, self._receives)
 
     def start(self, request_id: str, remote_request_id: str, peer: Peer, blocks: int, origin: Origin) -> Receive:
         """A worker is asked for a request's KV."""

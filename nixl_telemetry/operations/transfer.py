@@ -137,11 +137,8 @@ class Counted:
         self.size_bytes: Final = series(TRANSFER_BYTES, direction)
         self.blocks: Final = series(TRANSFER_BLOCKS, direction)
         self.descriptors: Final = series(TRANSFER_DESCRIPTORS, direction)
+        self.one_posted: Final[Sequence[Update]] = ((self.posted, (1,)), (self.in_flight, (1,)))
         self._telemetry = telemetry
-
-    def post(self, count: int) -> None:
-        """Record how many were posted in a step."""
-        self._telemetry.record_all(((self.posted, (count,)), (self.in_flight, (count,))))
 
     def level(self, posted: bool, count: int) -> Update:
         """What becomes of the levels when transfers end."""
@@ -150,17 +147,17 @@ class Counted:
 
     def end(self, transfers: "Sequence[Transfer]", error: ErrorType | None, posted: bool, size_bytes: int) -> None:
         """Record transfers that ended alike, in one step: how long they took, and what they moved if they were done."""
-        updates: list[Update] = [
-            self.level(posted, len(transfers)),
-            (self.durations[error], [one.duration_s for one in transfers]),
-        ]
+        updates: list[Update] = [self.level(posted, len(transfers)), (self.durations[error], durations := [])]
+        delays, blocks, descriptors = [], [], []
+        for one in transfers:
+            durations.append(one.duration_s)
+            delays.append(one.observation_delay_s)
+            descriptors.append(one.descriptors)
+            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
+            if one.is_first:
+                blocks.append(one.blocks)
         if error is None:
-            updates += [
-                (self.observation_delay, [one.observation_delay_s for one in transfers]),
-                # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
-                (self.blocks, [one.blocks for one in transfers if one.is_first]),
-                (self.descriptors, [one.descriptors for one in transfers]),
-            ]
+            updates += [(self.observation_delay, delays), (self.blocks, blocks), (self.descriptors, descriptors)]
         if size_bytes:
             updates.append((self.size_bytes, (size_bytes,)))
         self._telemetry.record_all(updates)
@@ -343,12 +340,9 @@ class TransferTable:
         # By identity (vLLM passes on the same one), without keeping it alive: its finaliser releases NIXL's memory.
         self._transfers: dict[int, Transfer] = {}
         # Without metrics nobody would ever take them.
-        limit = None if telemetry.settings.metrics else 0
-        self.posted: Final[deque[Counted]] = deque(maxlen=limit)
-        """For each transfer that was posted in this step, where it counts."""
-        self.ended: Final[deque[Transfer]] = deque(maxlen=limit)
+        self.ended: Final[deque[Transfer]] = deque(maxlen=None if telemetry.settings.metrics else 0)
         """Those that ended in this step."""
-        telemetry.watch(self._look)
+        telemetry.watch(self._look, self._transfers)
         telemetry.sum_up(self._report)
 
     @guarded
@@ -392,7 +386,7 @@ class TransferTable:
         if transfer is not None and not transfer.posted:
             transfer.posted = True
             transfer.start_ns = now_ns()
-            self.posted.append(transfer.counted)
+            self.telemetry.record_all(transfer.counted.one_posted)
 
     @guarded
     def posting_failed(self, handle: object, error: BaseException) -> None:
@@ -468,20 +462,19 @@ class TransferTable:
 
     @guarded
     def _report(self) -> None:
-        """Record the transfers that were posted, and those that ended, in a step, on the engine's thread."""
-        # Only what is there now: in push, the writer's thread may add more. What has ended was posted before.
+        """Record the transfers that ended in a step, on the engine's thread."""
         groups: dict[tuple[Counted, Peer, ErrorType | None, bool], list[Transfer]] = {}
+        # Only what is there now: in push, the writer's thread may add more.
         for _ in range(len(self.ended)):
             one = self.ended.popleft()
             groups.setdefault((one.counted, one.peer, one.error, one.posted), []).append(one)
-        posted = [self.posted.popleft() for _ in range(len(self.posted))]
-        for counted in set(posted):
-            counted.post(posted.count(counted))
         for (counted, peer, error, was_posted), transfers in groups.items():
-            size_bytes = sum([one.size_bytes for one in transfers])
+            size_bytes, seconds = 0, 0.0
+            for one in transfers:
+                size_bytes += one.size_bytes
+                seconds += one.duration_s
             counted.end(transfers, error, was_posted, size_bytes)
             if was_posted:
-                seconds = sum([one.duration_s for one in transfers])
                 self.peers.transferred(peer, error, len(transfers), size_bytes, seconds, transfers[-1].end_ns)
 
     @guarded

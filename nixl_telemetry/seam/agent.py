@@ -6,19 +6,15 @@ Its public API is the narrowest and most stable boundary there is: it has not ch
 always pass on unchanged, with one exception that is documented at ``get_xfer_telemetry``.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nixl_telemetry.operations.transfer import TransferTable
+from nixl_telemetry.seam.instrument import Hooks
 from nixl_telemetry.seam.versions import is_missing_telemetry
 from nixl_telemetry.signals.clock import now_ns
 
-if TYPE_CHECKING:
-    from nixl._api import nixl_agent as _Stock  # noqa: N812
-else:
-    _Stock = object
 
-
-class AgentHooks(_Stock):
+class AgentHooks(Hooks):
     """Goes in front of ``nixl_agent``."""
 
     _nixl_telemetry: TransferTable
@@ -30,7 +26,9 @@ class AgentHooks(_Stock):
         table = self._nixl_telemetry
         start_ns = now_ns()
         try:
-            handle = super().make_prepped_xfer(operation, local_xfer_side, local_indices, *args, **kwargs)
+            handle = self._stock_class.make_prepped_xfer(
+                self, operation, local_xfer_side, local_indices, *args, **kwargs
+            )
         except BaseException as error:
             table.setup_failed(operation, local_indices, start_ns, error)
             raise
@@ -42,7 +40,7 @@ class AgentHooks(_Stock):
         table = self._nixl_telemetry
         table.posting(handle)
         try:
-            return super().transfer(handle, *args, **kwargs)
+            return self._stock_class.transfer(self, handle, *args, **kwargs)
         except BaseException as error:
             table.posting_failed(handle, error)
             raise
@@ -51,7 +49,7 @@ class AgentHooks(_Stock):
         """A transfer is polled, once per engine step."""
         table = self._nixl_telemetry
         try:
-            state = super().check_xfer_state(handle)
+            state = self._stock_class.check_xfer_state(self, handle)
         except BaseException as error:
             table.poll_failed(handle, error)
             raise
@@ -69,7 +67,7 @@ class AgentHooks(_Stock):
         """
         table = self._nixl_telemetry
         try:
-            result = super().get_xfer_telemetry(handle)
+            result = self._stock_class.get_xfer_telemetry(self, handle)
         except BaseException as error:
             if is_missing_telemetry(error):
                 table.done_unmeasured(handle, error)
@@ -83,7 +81,7 @@ class AgentHooks(_Stock):
         """A notification is sent."""
         current = self._nixl_telemetry.current
         try:
-            result = super().send_notif(*args, **kwargs)
+            result = self._stock_class.send_notif(self, *args, **kwargs)
         except BaseException:
             current.failed_notifications += 1
             raise
@@ -92,7 +90,7 @@ class AgentHooks(_Stock):
 
     def get_new_notifs(self, *args: Any, **kwargs: Any) -> Any:
         """vLLM asks what peers have sent, once per engine step."""
-        notifications = super().get_new_notifs(*args, **kwargs)
+        notifications = self._stock_class.get_new_notifs(self, *args, **kwargs)
         if notifications:
             self._nixl_telemetry.notified(notifications)
         return notifications
@@ -103,7 +101,7 @@ class AgentHooks(_Stock):
         # Taken first: once it is free, a handle's number or address may be another transfer's at once.
         transfer = table.take(handle)
         try:
-            result = super().release_xfer_handle(handle)
+            result = self._stock_class.release_xfer_handle(self, handle)
         except BaseException:
             table.put_back(handle, transfer)
             raise

@@ -10,7 +10,7 @@ from nixl_telemetry.audit.chain import AuditKeyError, read_key
 from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam import payload
 from nixl_telemetry.seam.agent import AgentHooks
-from nixl_telemetry.seam.instrument import instrument
+from nixl_telemetry.seam.instrument import Hooks, instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
 from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_version
@@ -28,7 +28,7 @@ else:
     _Stock = object
 
 
-class _ConnectorHooks(_Stock):
+class _ConnectorHooks(Hooks, _Stock):
     """Goes in front of vLLM's connectors."""
 
     transfer_mode: ClassVar[TransferMode]
@@ -84,7 +84,7 @@ class _ConnectorHooks(_Stock):
 
     def get_kv_connector_stats(self) -> Any:
         """Stats of a step, of the worker or of the scheduler."""
-        stats = super().get_kv_connector_stats()
+        stats = self._stock_class.get_kv_connector_stats(self)
         observer = self._scheduler_observer
         if observer is None or not (observer.updates or observer.requests.has_news):
             return stats
@@ -92,7 +92,7 @@ class _ConnectorHooks(_Stock):
 
     def build_connector_worker_meta(self) -> Any:
         """What the worker tells its scheduler, beside vLLM's own."""
-        notes = super().build_connector_worker_meta()
+        notes = self._stock_class.build_connector_worker_meta(self)
         observer = self._worker_observer
         if notes is None and observer is not None and observer.news:
             notes = observer.notes_for_scheduler()
@@ -104,7 +104,7 @@ class _ConnectorHooks(_Stock):
         Stats leave the worker with a step only. One empty step at the start brings the info metrics of an idle engine
         to its API server.
         """
-        pending = bool(super().has_pending_push_work())
+        pending = bool(self._stock_class.has_pending_push_work(self))
         return pending or (self._scheduler_observer is not None and not self._scheduler_observer.stepped)
 
     def shutdown(self) -> Any:
@@ -158,6 +158,7 @@ class InstrumentedNixlPullConnector(_ConnectorHooks, NixlPullConnector):
     """vLLM's pull connector, observed: the decode side READs the KV."""
 
     transfer_mode = TransferMode.PULL
+    _stock_class = NixlPullConnector
     _worker_hooks = PullWorkerHooks
 
 
@@ -165,4 +166,5 @@ class InstrumentedNixlPushConnector(_ConnectorHooks, NixlPushConnector):
     """vLLM's push connector, observed: the prefill side WRITEs the KV."""
 
     transfer_mode = TransferMode.PUSH
+    _stock_class = NixlPushConnector
     _worker_hooks = PushWorkerHooks

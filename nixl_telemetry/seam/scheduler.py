@@ -8,7 +8,7 @@ target of the listener's thread, see listener.py.
 
 import inspect
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from nixl_telemetry.operations.allowed_peers import AllowedPeers
 from nixl_telemetry.operations.handshake_request import HandshakeRequests
@@ -18,18 +18,14 @@ from nixl_telemetry.operations.peer import port_number
 from nixl_telemetry.operations.receive import NO_ORIGIN, Origin
 from nixl_telemetry.operations.tripwires import Tripwires
 from nixl_telemetry.seam.carrier import StepNotes, WorkerNotes
+from nixl_telemetry.seam.instrument import Hooks
 from nixl_telemetry.seam.listener import PARAMETERS, HandshakeListener
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
-from nixl_telemetry.signals.propagation import CARRIER, carried, extract, inject
+from nixl_telemetry.signals.propagation import CARRIER, NOTHING, carried, carrier_of, extract, read
 from nixl_telemetry.signals.semconv import ConflictSource, InvalidKv, RequestRole, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
-
-if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler as _Stock
-else:
-    _Stock = object
 
 _NOTES_LIMIT: Final = 1024
 _ROLES: Final = {"kv_producer": RequestRole.PREFILL, "kv_consumer": RequestRole.DECODE}
@@ -149,12 +145,12 @@ class SchedulerObserver:
         # Where vLLM keeps the moment at which its workers are to free the blocks, by this process's clock.
         deadline = getattr(self._scheduler, "_reqs_need_send", {}).get(request.request_id)
         granted_s = deadline - time.perf_counter() if deadline is not None else None
-        lease = self._leases.open(request.request_id, blocks, extract(request.trace_headers), granted_s)
+        lease = self._leases.open(request.request_id, blocks, carried(request.trace_headers), granted_s)
         carrier: dict[str, Any] = {} if deadline is None else {_DEADLINE: deadline}
-        if lease is not None and lease.context is not None:
-            carrier |= inject(lease.context)
+        if lease is not None and lease.context is not NOTHING:
+            carrier |= carrier_of(lease.context)
             if self.telemetry.mode is TransferMode.PUSH:
-                self._notes.leases[lease.request_id] = carried(carrier)
+                self._notes.leases[lease.request_id] = lease.context
         if carrier:
             handed_over[CARRIER] = carrier
 
@@ -175,7 +171,8 @@ class SchedulerObserver:
             self._waiting -= output.finished_recving
         if output.finished_sending:
             self._leases.close(output.finished_sending, self._expired)
-            self._expired -= output.finished_sending
+            if self._expired:
+                self._expired -= output.finished_sending
 
     def _noted(self, notes: WorkerNotes) -> None:
         # Ranks may differ by a step, and vLLM frees when all are done.
@@ -184,7 +181,7 @@ class SchedulerObserver:
             self._leases.renew(request_id, remaining_s)
         for request_id, reason in notes.invalid.items():
             lease = self._leases.find(request_id)
-            self._tripwires.invalid_kv(reason, request_id, lease.context if lease is not None else None)
+            self._tripwires.invalid_kv(reason, request_id, read(lease.context) if lease is not None else None)
         if len(self._failed_loads) < LeaseTable.LIMIT:
             self._failed_loads |= notes.failed
 
@@ -272,22 +269,22 @@ def _deadline(carrier: object) -> float | None:
     return float(deadline) if isinstance(deadline, int | float) and abs(deadline) < _LATEST_SECONDS else None
 
 
-class SchedulerHooks(_Stock):
+class SchedulerHooks(Hooks):
     """Goes in front of vLLM's pull and push schedulers; as in the worker, each step's hooks look for themselves."""
 
     _nixl_telemetry: SchedulerObserver
 
     def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.request_arrived(request)
-        return super().on_new_request(request, *args, **kwargs)
+        return self._stock_class.on_new_request(self, request, *args, **kwargs)
 
     def request_finished(self, request: Any, block_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().request_finished(request, block_ids, *args, **kwargs)
+        result = self._stock_class.request_finished(self, request, block_ids, *args, **kwargs)
         self._nixl_telemetry.request_finished(request, result)
         return result
 
     def update_connector_output(self, connector_output: Any) -> Any:
-        result = super().update_connector_output(connector_output)
+        result = self._stock_class.update_connector_output(self, connector_output)
         if (
             getattr(connector_output, "finished_sending", True)
             or getattr(connector_output, "finished_recving", True)
@@ -297,12 +294,12 @@ class SchedulerHooks(_Stock):
         return result
 
     def build_connector_meta(self, *args: Any, **kwargs: Any) -> Any:
-        metadata = super().build_connector_meta(*args, **kwargs)
+        metadata = self._stock_class.build_connector_meta(self, *args, **kwargs)
         observer = self._nixl_telemetry
         if observer.has_notes or getattr(metadata, "reqs_to_recv", True):
             observer.step_built(metadata)
         return metadata
 
     def _nixl_handshake_listener(self, *args: Any, **kwargs: Any) -> Any:
-        stock = super()._nixl_handshake_listener
+        stock = self._stock_class._nixl_handshake_listener
         return None if self._nixl_telemetry.listened(stock, args, kwargs) else stock(*args, **kwargs)

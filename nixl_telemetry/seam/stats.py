@@ -23,8 +23,9 @@ class TelemetryStats(NixlKVConnectorStats):
     """vLLM's NIXL stats of one step, with our metric updates."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.data.setdefault(UPDATES, {})
+        if UPDATES not in self.data:
+            super().__post_init__()
+            self.data.setdefault(UPDATES, {})
 
     def reset(self) -> None:
         """Forget everything."""
@@ -37,7 +38,7 @@ class TelemetryStats(NixlKVConnectorStats):
 
     def is_empty(self) -> bool:
         """Whether there is nothing to send."""
-        return super().is_empty() and not self.data[UPDATES]
+        return not self.data[UPDATES] and NixlKVConnectorStats.is_empty(self)
 
     def aggregate(self, other: Any) -> "TelemetryStats":
         """Add another rank's or step's stats, stock or instrumented."""
@@ -59,7 +60,7 @@ def with_updates(stats: TelemetryStats | None, batch: Batch | None) -> Telemetry
         return None
     # Nobody else has the batch: nothing has to be copied.
     if stats is None:
-        return TelemetryStats(data={**{name: [] for name in _stock_names()}, UPDATES: batch})
+        return TelemetryStats(data={UPDATES: batch, **{name: [] for name in _stock_names()}})
     stats.data[UPDATES] = batch
     return stats
 

@@ -20,21 +20,17 @@ What is touched, and why nothing public serves:
 Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invisible and everything else works.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nixl_telemetry.operations.allowed_peers import PeerNotAllowedError
 from nixl_telemetry.seam.capture import seeing_factors
 from nixl_telemetry.seam.carrier import NOTES
+from nixl_telemetry.seam.instrument import Hooks
 from nixl_telemetry.seam.worker_observer import Arguments, WorkerObserver
 from nixl_telemetry.signals.clock import now_ns
 
-if TYPE_CHECKING:
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker as _Stock
-else:
-    _Stock = object
 
-
-class WorkerHooks(_Stock):
+class WorkerHooks(Hooks):
     """Goes in front of vLLM's pull and push workers.
 
     What is called in each step looks for itself whether there is anything to do: nearly always there is not, and the
@@ -49,7 +45,7 @@ class WorkerHooks(_Stock):
         observer.handshake_starts(args, kwargs)
         try:
             args, kwargs = _permitted(observer.destination(args, kwargs)) or (args, kwargs)
-            result = super()._nixl_handshake(*args, **kwargs)
+            result = self._stock_class._nixl_handshake(self, *args, **kwargs)
         except BaseException as error:
             observer.handshake_ends(error)
             raise
@@ -58,13 +54,13 @@ class WorkerHooks(_Stock):
 
     def add_remote_agent(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.registering()
-        result = super().add_remote_agent(*args, **kwargs)
+        result = self._stock_class.add_remote_agent(self, *args, **kwargs)
         self._nixl_telemetry.registered()
         return result
 
     def _add_notif_only_remote_agent(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.registering()
-        result = super()._add_notif_only_remote_agent(*args, **kwargs)
+        result = self._stock_class._add_notif_only_remote_agent(self, *args, **kwargs)
         self._nixl_telemetry.registered()
         return result
 
@@ -76,28 +72,28 @@ class WorkerHooks(_Stock):
                 request.remote_blocks = kwargs["block_ids"]
             else:
                 request.local_blocks = kwargs["block_ids"]
-        return super()._compute_desc_ids(*args, **kwargs)
+        return self._stock_class._compute_desc_ids(self, *args, **kwargs)
 
     def _ensure_handshake(self, engine_id: Any, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.handshake_wanted(engine_id)
-        return super()._ensure_handshake(engine_id, *args, **kwargs)
+        return self._stock_class._ensure_handshake(self, engine_id, *args, **kwargs)
 
     def _get_new_notifs(self) -> Any:
-        notified = super()._get_new_notifs()
+        notified = self._stock_class._get_new_notifs(self)
         if notified:
             self._nixl_telemetry.notified(notified)
         return notified
 
     def get_transfer_results(self) -> Any:
-        results = super().get_transfer_results()
+        results = self._stock_class.get_transfer_results(self)
         if getattr(results, "finished_sending", True) or getattr(results, "finished_recving", True):
             self._nixl_telemetry.results_arrived(results)
         return results
 
     def get_finished(self, *args: Any, **kwargs: Any) -> Any:
-        finished = super().get_finished(*args, **kwargs)
+        finished = self._stock_class.get_finished(self, *args, **kwargs)
         # From 0.30 on it calls the former.
-        if not hasattr(super(), "get_transfer_results"):
+        if not hasattr(self._stock_class, "get_transfer_results"):
             self._nixl_telemetry.finished_arrived(finished)
         return finished
 
@@ -105,7 +101,7 @@ class WorkerHooks(_Stock):
         if hasattr(metadata, NOTES):
             self._nixl_telemetry.notes_arrived(metadata)
         try:
-            return super().start_load_kv(metadata, *args, **kwargs)
+            return self._stock_class.start_load_kv(self, metadata, *args, **kwargs)
         finally:
             if self._nixl_telemetry.untold:
                 self._nixl_telemetry.posts_end()
@@ -113,15 +109,14 @@ class WorkerHooks(_Stock):
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> Any:
         start_ns = now_ns()
         with seeing_factors() as factors:
-            result = super().register_kv_caches(*args, **kwargs)
+            result = self._stock_class.register_kv_caches(self, *args, **kwargs)
         self._nixl_telemetry.caches_registered(factors, start_ns)
         return result
 
     def get_kv_connector_stats(self) -> Any:
-        stats = super().get_kv_connector_stats()
+        stats = self._stock_class.get_kv_connector_stats(self)
         observer = self._nixl_telemetry
-        transfers = observer.transfers
-        if observer.updates or transfers.ended or transfers.posted:
+        if observer.updates or observer.transfers.ended:
             return observer.with_updates(stats) or stats
         return stats
 
@@ -133,14 +128,14 @@ class PullWorkerHooks(WorkerHooks):
         observer = self._nixl_telemetry
         observer.acts_for_receive(req_id)
         try:
-            return super()._background_nixl_handshake(req_id, *args, **kwargs)
+            return self._stock_class._background_nixl_handshake(self, req_id, *args, **kwargs)
         finally:
             observer.acts_for_nobody()
 
     def _read_blocks(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.post_starts(args, kwargs)
         try:
-            return super()._read_blocks(*args, **kwargs)
+            return self._stock_class._read_blocks(self, *args, **kwargs)
         finally:
             self._nixl_telemetry.post_ends()
 
@@ -152,7 +147,7 @@ class PushWorkerHooks(WorkerHooks):
         observer = self._nixl_telemetry
         observer.acts_for_receive(req_id)
         try:
-            return super()._send_registration_to_p(req_id, *args, **kwargs)
+            return self._stock_class._send_registration_to_p(self, req_id, *args, **kwargs)
         finally:
             observer.acts_for_nobody()
 
@@ -160,7 +155,7 @@ class PushWorkerHooks(WorkerHooks):
         observer = self._nixl_telemetry
         observer.registration_starts(req_id)
         try:
-            return super()._do_send_reg_notif(req_id, *args, **kwargs)
+            return self._stock_class._do_send_reg_notif(self, req_id, *args, **kwargs)
         finally:
             observer.registration_ends(req_id)
 
@@ -168,7 +163,7 @@ class PushWorkerHooks(WorkerHooks):
         observer = self._nixl_telemetry
         waiting = observer.registration_arrives()
         try:
-            return super()._handle_push_reg_notif(notif, *args, **kwargs)
+            return self._stock_class._handle_push_reg_notif(self, notif, *args, **kwargs)
         finally:
             observer.registration_arrived(notif, waiting)
 
@@ -178,14 +173,16 @@ class PushWorkerHooks(WorkerHooks):
         observer = self._nixl_telemetry
         observer.acts_for_registration(request_id, registration_data)
         try:
-            return super()._do_start_push_kv(request_id, local_block_ids, registration_data, *args, **kwargs)
+            return self._stock_class._do_start_push_kv(
+                self, request_id, local_block_ids, registration_data, *args, **kwargs
+            )
         finally:
             observer.acts_for_nobody()
 
     def _xfer_blocks(self, *args: Any, **kwargs: Any) -> Any:
         self._nixl_telemetry.post_starts(args, kwargs)
         try:
-            return super()._xfer_blocks(*args, **kwargs)
+            return self._stock_class._xfer_blocks(self, *args, **kwargs)
         finally:
             self._nixl_telemetry.post_ends()
 

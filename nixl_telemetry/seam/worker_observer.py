@@ -270,11 +270,11 @@ class WorkerObserver:
     def notes_arrived(self, metadata: Any) -> None:
         """The scheduler's metadata for a step: what it noted for the handshakes to come."""
         # In pull it reads, though it serves nobody.
-        if self._only_replicates and self.telemetry.mode is TransferMode.PUSH:
+        if self.telemetry.mode is TransferMode.PUSH and self._only_replicates:
             return
         finished = getattr(metadata, "push_finished_blocks", None)
         if finished:
-            self._pushes.blocks_ready(list(finished))
+            self._pushes.blocks_ready(finished)
         notes = StepNotes.of(metadata) or StepNotes()
         if notes.leases:
             self._remember(self._leases, notes.leases, LeaseTable.LIMIT)

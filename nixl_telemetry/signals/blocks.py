@@ -16,7 +16,7 @@ from typing import Final
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.moves import Runs
-from nixl_telemetry.signals.otlp import ExportedSpan, encode_count, encode_counts, encode_ids, field_of
+from nixl_telemetry.signals.otlp import ExportedSpan, before_span, encode_count, encode_counts, encode_ids
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 
 
@@ -63,10 +63,14 @@ class BlockSpans:
             self.sizes,
             runs.lengths if self.detail is BlockDetail.RUNS else itertools.repeat(None, len(runs)),
         )
+        begins: dict[int, bytes] = {}
         parts: list[bytes] = []
-        for span_id, local, remote, group, size, length in zip(*columns, strict=True):
+        for span_id, local, remote, group, block_bytes, length in zip(*columns, strict=True):
             # Most are of one group and one size.
-            parts += field_of(shared, span_id, local, remote, _encode_rest(group_key, group, size, length))
+            rest = _encode_rest(group_key, group, block_bytes, length)
+            size = len(span_id) + len(local) + len(remote) + len(rest)
+            begin = begins.get(size) or begins.setdefault(size, before_span(len(shared) + size) + shared)
+            parts += (begin, span_id, local, remote, rest)
         return b"".join(parts)
 
 

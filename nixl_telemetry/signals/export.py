@@ -5,7 +5,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from nixl_telemetry.forking import in_children
@@ -22,14 +23,20 @@ class _Task(NamedTuple):
     done: threading.Event
 
 
+@dataclass(slots=True)
+class _Watch:
+    look: Callable[[], None]
+    things: tuple[Collection[object], ...]
+    had_things: bool = False
+
+
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    What can wait is taken every :data:`ROUND_SECONDS`, or when much of it came together. To wake the thread for each
-    operation would cost the engine's thread more than most of them, it would want Python's lock just while that thread
-    is busy, and what is described once in a while finds its code in no cache.
-
-    Every :data:`ROUND_SECONDS` the thread also looks at what is under way, through :meth:`watch`.
+    Every :data:`ROUND_SECONDS` the thread looks at what is under way, through :meth:`watch`. What can wait is taken
+    then, but in a steady stream once in ``pace_seconds`` only, or when much of it came together. To wake the thread for
+    each operation would cost the engine's thread more than most of them, it would want Python's lock just while that
+    thread is busy, and what is described once in a while finds its code in no cache.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -37,6 +44,7 @@ class ExportThread:
         consume: Called with each submitted callable. It must not raise.
         limit: How many may wait.
         on_drop: Called for each one that was dropped because the queue was full.
+        pace_seconds: How long what can wait is gathered at most. As long as the spans that are made of it are.
     """
 
     def __init__(
@@ -44,12 +52,14 @@ class ExportThread:
         consume: Callable[[Describe], None],
         limit: int,
         on_drop: Callable[[], None],
+        pace_seconds: float,
     ) -> None:
         self._consume = consume
         self._limit = limit
         self._many = min(_MANY, limit // 2)
         self._on_drop = on_drop
-        self._watches: list[Callable[[], None]] = []
+        self._pace_seconds = pace_seconds
+        self._watches: list[_Watch] = []
         self.reset()
         in_children(self.reset)
 
@@ -61,6 +71,7 @@ class ExportThread:
         self._hurry = threading.Event()
         self._is_hurried = False
         self._look_at = 0.0
+        self._take_at = 0.0
 
     def submit(self, describe: Describe, can_wait: bool = False) -> bool:
         """Hand over one operation; never blocks. False if it was dropped.
@@ -80,9 +91,14 @@ class ExportThread:
             self._hurry.set()
         return True
 
-    def watch(self, look: Callable[[], None]) -> None:
-        """Have something looked at every :data:`ROUND_SECONDS`, as soon as the thread runs. It must not raise."""
-        self._watches.append(look)
+    def watch(self, look: Callable[[], None], *things: Collection[object]) -> None:
+        """Have things looked at every :data:`ROUND_SECONDS`, as soon as the thread runs.
+
+        Args:
+            look: Looks at them. It must not raise.
+            *things: What is under way. Where there is none, nobody looks, but for once after there was.
+        """
+        self._watches.append(_Watch(look, things))
 
     def stop_watching(self) -> None:
         """Look at nothing more."""
@@ -117,6 +133,11 @@ class ExportThread:
             self._is_hurried = self._hurry.wait(max(0.0, self._look_at - time.monotonic()))
             self._hurry.clear()
             self._look_if_due()
+            is_due = self._is_hurried or time.monotonic() >= self._take_at
+            if self._queue.empty() or not is_due:
+                continue
+            # The round in which the pace ends shall not come a moment too early.
+            self._take_at = time.monotonic() + self._pace_seconds - ROUND_SECONDS / 2
             for item in with_breaks(self._waiting(), self._is_late):
                 self._take(item)
                 # Where more comes than can be described, this never ends.
@@ -125,8 +146,11 @@ class ExportThread:
     def _look_if_due(self) -> None:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + ROUND_SECONDS
-            for look in tuple(self._watches):
-                look()
+            for watch in tuple(self._watches):
+                has_things = any(watch.things)
+                if has_things or watch.had_things:
+                    watch.look()
+                watch.had_things = has_things
 
     def _waiting(self) -> Iterator[Describe | _Task]:
         while not self._queue.empty():

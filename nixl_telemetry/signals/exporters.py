@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Where encoded spans go: OpenTelemetry's own OTLP exporters, which know endpoints, headers, TLS and retries."""
 
+import inspect
 import os
 from typing import Any, Final, Protocol
 
@@ -15,6 +16,9 @@ from nixl_telemetry.signals.otlp import Message
 
 _SCHEDULE_DELAY: Final = "OTEL_BSP_SCHEDULE_DELAY"
 _DEFAULT_DELAY_MS: Final = 5000
+_CHANNEL_OPTIONS: Final = (("grpc.http2.bdp_probe", 0),)
+"""gRPC would measure the connection with each answer, in order to receive faster. Here all answers are empty, and to
+measure would be a third of what a message costs its threads."""
 
 
 class ExportError(Exception):
@@ -33,6 +37,12 @@ class Exporter(Protocol):
 
 class GrpcExporter(SdkGrpcExporter):
     """Sends by gRPC. The SDK's exporter takes spans of the SDK; from its encoding on, this is the same one."""
+
+    def __init__(self, **arguments: Any) -> None:
+        # Older exporters of OpenTelemetry let nobody choose.
+        if "channel_options" in inspect.signature(SdkGrpcExporter).parameters:
+            arguments["channel_options"] = _CHANNEL_OPTIONS
+        super().__init__(**arguments)
 
     def send(self, message: Message) -> None:
         """Send one batch.

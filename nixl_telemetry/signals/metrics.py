@@ -8,7 +8,7 @@ step into a :data:`Batch`, and ride with the step's output through vLLM's ``KVCo
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from nixl_telemetry.signals.catalogue import CATALOGUE, TELEMETRY_DROPPED, Kind, Metric
@@ -18,6 +18,8 @@ Batch: TypeAlias = dict[str, dict[str, Any]]
 """Updates by metric name and series key: a number, or a list of observations for a histogram. msgpack can carry it."""
 
 _SEPARATOR: Final = "\x1f"
+_LAST: Final = frozenset({Kind.INFO, Kind.STATE})
+"""Of these the last value holds; histograms keep all, and the others add up."""
 
 
 def series_key(labels: tuple[str, ...]) -> str:
@@ -41,7 +43,7 @@ def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
         for key, value in series.items():
             if kind is Kind.HISTOGRAM:
                 mine[key] = [*mine.get(key, ()), *value]
-            elif kind in (Kind.INFO, Kind.STATE):
+            elif kind in _LAST:
                 mine[key] = value
             else:
                 mine[key] = mine.get(key, 0) + value
@@ -50,36 +52,16 @@ def merge(into: Batch, other: Mapping[str, Mapping[str, Any]]) -> None:
 class Series:
     """One series of a metric: what updates are recorded of, looked up once."""
 
-    __slots__ = ("add", "key", "kind", "name")
+    __slots__ = ("is_sum", "keeps_all", "key", "kind", "name")
 
     def __init__(self, metric: Metric, labels: tuple[str, ...]) -> None:
         self.name: Final = metric.name
         self.kind: Final = metric.kind
         self.key: Final = series_key(labels)
-        self.add: Final = _ADDERS.get(metric.kind, _sum)
-        """What values come to, after others (``None`` where there were none)."""
-
-
-def _sum(before: float | None, values: Sequence[float]) -> float:
-    return sum(values, before or 0)
-
-
-def _all(before: list[float] | None, values: Sequence[float]) -> list[float]:
-    if before is None:
-        return list(values)
-    before += values
-    return before
-
-
-def _last(_: float | None, values: Sequence[float]) -> float:
-    return values[-1]
-
-
-_ADDERS: Final[dict[Kind, Callable[[Any, Sequence[float]], Any]]] = {
-    Kind.HISTOGRAM: _all,
-    Kind.INFO: _last,
-    Kind.STATE: _last,
-}
+        self.keeps_all: Final = metric.kind is Kind.HISTOGRAM
+        """Whether values stay as they are; else one number comes of them."""
+        self.is_sum: Final = metric.kind not in _LAST
+        """Whether that is their sum, and not the last of them."""
 
 
 Update: TypeAlias = tuple[Series, Sequence[float]]
@@ -136,7 +118,16 @@ class Recorder:
             of_metric = batch.get(series.name)
             if of_metric is None:
                 of_metric = batch[series.name] = {}
-            of_metric[series.key] = series.add(of_metric.get(series.key), values)
+            key = series.key
+            # In the engine's steps: no calls of Python code.
+            if series.keeps_all:
+                known = of_metric.get(key)
+                if known is None:
+                    of_metric[key] = list(values)
+                else:
+                    known += values
+            else:
+                of_metric[key] = sum(values, of_metric.get(key, 0)) if series.is_sum else values[-1]
         if self._has_dropped:
             self._report_dropped(batch)
         return batch

@@ -92,8 +92,9 @@ class ExportedSpan:
         span: What it says.
         context: Its ids.
         parent: Its parent's.
-        attributes: All that it is to have.
+        attributes: All that it is to have, but for those that are encoded.
         offset_ns: What to add to its moments to get Unix time.
+        encoded: Attributes that many spans have, encoded.
     """
 
     span: Span
@@ -101,6 +102,7 @@ class ExportedSpan:
     parent: SpanContext | None
     attributes: Attributes
     offset_ns: int
+    encoded: bytes = b""
 
     def encode(self) -> bytes:
         """The span, as a field of OTLP's ``ScopeSpans``."""
@@ -109,6 +111,7 @@ class ExportedSpan:
             self._moments(),
             _SPAN_ID + _span_id(self.context),
             _described(span.name, span.kind, self.parent is not None and self.parent.is_remote),
+            self.encoded,
             encode_attributes(self.attributes),
         ]
         if self.parent is not None:
@@ -129,7 +132,8 @@ class ExportedSpan:
                     flags=_FLAGS[link.is_remote],
                 )
             parts.append(rest.SerializeToString())
-        return b"".join(field_of(*parts))
+        encoded = b"".join(parts)
+        return before_span(len(encoded)) + encoded
 
     def encode_children(self, name: SpanName, attributes: Attributes) -> bytes:
         """What children have in common that have its interval and its status. They lack their ids and the like."""
@@ -166,9 +170,9 @@ def encode_ids(count: int) -> list[bytes]:
     return [_SPAN_ID + ids[at : at + 8] for at in range(0, len(ids), 8)]
 
 
-def field_of(*parts: bytes) -> tuple[bytes, ...]:
-    """A span, of which several parts are encoded, as a field of OTLP's ``ScopeSpans``."""
-    return _before_message(2, sum(map(len, parts))), *parts
+def before_span(size: int) -> bytes:
+    """What precedes a span of so many bytes in OTLP's ``ScopeSpans``."""
+    return _before_message(2, size)
 
 
 @functools.lru_cache(1024)

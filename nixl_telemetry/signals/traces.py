@@ -26,7 +26,8 @@ from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.exporters import Exporter, connect, is_configured, seconds_between_messages
 from nixl_telemetry.signals.moves import Runs
-from nixl_telemetry.signals.otlp import Envelope, ExportedSpan
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, encode_attributes
+from nixl_telemetry.signals.propagation import Carried, child, read, written
 from nixl_telemetry.signals.semconv import (
     BLOCK_DETAIL,
     ERROR_TYPE,
@@ -89,7 +90,8 @@ class SpanWriter:
         on_lost: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        self._common = common
+        self._encoded_common = encode_attributes(common)
+        self._common_to_blocks = _for_blocks(common)
         self._settings = settings
         connects: list[Callable[[], Exporter]] = []
         if settings.traces and is_configured(endpoint):
@@ -97,9 +99,10 @@ class SpanWriter:
         if settings.traces and settings.trace_file:
             path, size, count = Path(settings.trace_file), settings.trace_file_max_bytes, settings.trace_file_count
             connects.append(partial(TraceFile, path, size, count))
-        pace = seconds_between_messages()
+        self.pace_seconds: Final = seconds_between_messages()
+        """How long spans are gathered at most."""
         self._senders = [
-            SpanSender(connect, lambda: self._envelope, pace, settings.queue_size, on_lost, on_error)
+            SpanSender(connect, lambda: self._envelope, self.pace_seconds, settings.queue_size, on_lost, on_error)
             for connect in connects
         ]
         self.is_exporting: Final = bool(self._senders)
@@ -123,6 +126,14 @@ class SpanWriter:
         flags = _SAMPLED if is_sampled else _NOT_SAMPLED
         return SpanContext(trace_id, _ids.draw(64) or 1, is_remote=False, trace_flags=flags, trace_state=state)
 
+    def new_carried(self, parent: Carried, name: SpanName, kind: SpanKind) -> Carried:
+        """The same as texts: for a span of which others are told, and that only the export thread has to read."""
+        if self._provider.sampler is DEFAULT_ON:
+            carried = child(parent, _ids.draw(64) or 1)
+            if carried is not None:
+                return carried
+        return written(self.new_context(read(parent), name, kind))
+
     def write(self, span: Span) -> SpanContext | None:
         """Export a span with its children if its trace is sampled, or if it is to be kept.
 
@@ -132,13 +143,13 @@ class SpanWriter:
         if not self._senders:
             return None
         context = span.context or self.new_context(span.parent, span.name, span.kind)
-        attributes = dict(self._common)
+        attributes: dict[str, Any] = {}
         if not context.trace_flags.sampled:
             kept = self._reason_to_keep(span)
             if kept is None:
                 return context
             attributes[KEPT] = kept
-        items = list(self._tree(span, context, span.parent, attributes, unix_offset_ns()))
+        items = list(self._tree(span, context, span.parent, attributes, unix_offset_ns(), self._encoded_common))
         for sender in self._senders:
             sender.add(items)
         return context
@@ -173,7 +184,13 @@ class SpanWriter:
         return Kept.SLOW if span.slow else None
 
     def _tree(
-        self, span: Span, context: SpanContext, parent: SpanContext | None, attributes: dict[str, Any], offset_ns: int
+        self,
+        span: Span,
+        context: SpanContext,
+        parent: SpanContext | None,
+        attributes: dict[str, Any],
+        offset_ns: int,
+        encoded: bytes = b"",
     ) -> Iterator[Item]:
         attributes |= span.attributes
         if span.error is not None:
@@ -183,15 +200,20 @@ class SpanWriter:
             wanted = BlockDetail(self._settings.block_spans)
             detail, runs = span.blocks.detail(wanted, self._settings.block_span_limit)
             attributes[BLOCK_DETAIL] = detail
-        exported = ExportedSpan(span, context, parent, attributes, offset_ns)
+        exported = ExportedSpan(span, context, parent, attributes, offset_ns, encoded)
         yield exported
         if span.blocks is not None and runs:
             sizes = shares(attributes.get(TRANSFER_BYTES), runs.lengths)
-            shared: dict[str, Any] = {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
+            shared = self._common_to_blocks | _for_blocks(attributes)
             spans = BlockSpans(exported, runs, sizes, attributes[BLOCK_DETAIL], span.blocks.by_region, shared)
             yield from spans.slices(_SLICE_SPANS)
-        for child in span.children:
-            yield from self._tree(child, _child_of(context), context, {}, offset_ns)
+        for part in span.children:
+            yield from self._tree(part, _child_of(context), context, {}, offset_ns)
+
+
+def _for_blocks(attributes: Attributes) -> dict[str, Any]:
+    """Those that a transfer's blocks have, too."""
+    return {name: attributes[name] for name in _SHARED_WITH_BLOCKS if name in attributes}
 
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)

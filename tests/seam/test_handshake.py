@@ -26,7 +26,7 @@ def shake(worker: Any, port: int, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def accepting(worker: Any) -> Any:
     """Lets ``add_remote_agent`` of the stock worker succeed: it needs KV caches."""
-    stock: Any = type(worker).__mro__[3]
+    stock: Any = worker._stock_class
     original = stock.add_remote_agent
     stock.add_remote_agent = lambda self, *args, **kwargs: "agent-there"
     try:

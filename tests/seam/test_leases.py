@@ -24,7 +24,7 @@ from nixl_telemetry.seam.carrier import NOTES, StepNotes, WorkerNotes
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.signals.clock import now_ns
-from nixl_telemetry.signals.propagation import CARRIER, carried, extract, inject, read
+from nixl_telemetry.signals.propagation import CARRIER, carried, extract, read, written
 from nixl_telemetry.signals.semconv import TransferMode
 from tests.support.observed import Observed
 
@@ -265,7 +265,7 @@ def worker_at_rest(worker: Any) -> Any:
 
 def reported(worker: Any) -> set[str]:
     """What it reports as sent, by the newest method that it has."""
-    if hasattr(type(worker).__mro__[3], "get_transfer_results"):
+    if hasattr(worker._stock_class, "get_transfer_results"):
         return set(worker.get_transfer_results().finished_sending)
     return set(worker.get_finished()[0])
 
@@ -339,7 +339,7 @@ def test_one_bad_request_hides_no_other(pull_worker: Any, observed: Observed) ->
     broken = to_receive("broken")
     broken.local_block_ids = 7
     requests = {"port": to_receive("port", port="x" * 10_000), "broken": broken, "good": to_receive("good")}
-    notes = StepNotes(leases={"l": carried(inject(SpanContext(1, 2, False)))})
+    notes = StepNotes(leases={"l": written(SpanContext(1, 2, False))})
     metadata = SimpleNamespace(reqs_to_recv=requests)
     notes.attach(metadata)
     observer.notes_arrived(metadata)

@@ -19,7 +19,7 @@ from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.moves import BlockBudget, BlockMoves, Runs
-from nixl_telemetry.signals.propagation import NOTHING, carried, inject
+from nixl_telemetry.signals.propagation import NOTHING, written
 from nixl_telemetry.signals.semconv import BlockDetail, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 from nixl_telemetry.testbed import ReceivedSpan
@@ -81,7 +81,7 @@ def transfer(
     """A finished READ."""
     table = TransferTable(telemetry)
     table.current.request = Request(
-        "r", "s", Peer("e", "h", 1), 0, local, remote, registered=carried(inject(parent)) if parent else NOTHING
+        "r", "s", Peer("e", "h", 1), 0, local, remote, registered=written(parent) if parent else NOTHING
     )
     handle = object()
     table.prepared("READ", range(12), now_ns(), handle)

@@ -164,7 +164,7 @@ def test_attributes_of_a_receive(
 def test_attributes_of_a_lease(observed: Observed, expired: bool) -> None:
     """The same."""
     leases = LeaseTable(observed.telemetry)
-    leases.open("r", 1, None)
+    leases.open("r", 1)
     leases.close(["r"], ["r"] if expired else [])
 
     check(observed, {SpanName.LEASE}, failed=expired)

@@ -17,9 +17,9 @@ from tests.support.peers import wait_until
 class Bench:
     """An export thread, and how much of what it was handed it has taken."""
 
-    def __init__(self, limit: int = 100) -> None:
+    def __init__(self, limit: int = 100, pace_seconds: float = 0.0) -> None:
         self.taken = self.dropped = 0
-        self.thread = ExportThread(self._take, limit, self._drop)
+        self.thread = ExportThread(self._take, limit, self._drop, pace_seconds)
 
     def _take(self, describe: Describe) -> None:
         describe()
@@ -85,7 +85,7 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         looked.append(time.monotonic())
         bench.hand_over(1, can_wait=True)
 
-    bench.thread.watch(look)
+    bench.thread.watch(look, [1])
     begin = time.monotonic()
     bench.thread.ensure()
     while len(looked) < 5 and time.monotonic() - begin < 5:
@@ -96,12 +96,51 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.taken >= 4
 
 
+def test_a_steady_stream_is_taken_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first after a pause in the next round, the others together when the pace ends."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.2)
+    bench = Bench(pace_seconds=1.0)
+    begin = time.monotonic()
+    bench.hand_over(1, can_wait=True)
+    assert wait_until(lambda: bench.taken == 1, 5)
+    taken: list[float] = []
+    while bench.taken < 7 and time.monotonic() - begin < 10:
+        before = bench.taken
+        bench.hand_over(1, can_wait=True)
+        time.sleep(0.1)
+        if bench.taken > before:
+            taken.append(time.monotonic())
+
+    assert taken[0] - begin > 0.1
+    assert 0.8 < taken[0] - begin < 2.5
+    assert bench.taken >= 7
+
+
+def test_nobody_looks_where_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But once more after the last of it is gone, to tell that."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    bench = Bench()
+    things: list[int] = []
+    looked: list[int] = []
+    bench.thread.watch(lambda: looked.append(len(things)), (), things)
+    bench.thread.ensure()
+    time.sleep(0.3)
+    assert looked == []
+
+    things.append(1)
+    assert wait_until(lambda: len(looked) >= 2, 5)
+    things.clear()
+    assert wait_until(lambda: looked[-1] == 0, 5)
+    time.sleep(0.3)
+    assert looked[-2:] == [1, 0]
+
+
 def test_who_is_overloaded_looks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine in trouble is the one to be watched."""
     monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
     bench = Bench()
     looked: list[int] = []
-    bench.thread.watch(lambda: looked.append(bench.taken))
+    bench.thread.watch(lambda: looked.append(bench.taken), [1])
 
     def slow() -> Description:
         time.sleep(0.02)

@@ -9,7 +9,7 @@ from nixl_telemetry.operations import lease, receive
 from nixl_telemetry.operations.lease import Deliveries, LeaseTable
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.receive import Origin, Receive, ReceiveTable
-from nixl_telemetry.signals.propagation import carried, inject
+from nixl_telemetry.signals.propagation import NOTHING, read, written
 from nixl_telemetry.signals.semconv import ErrorType, Signal, TransferMode
 from tests.support.observed import Observed
 
@@ -28,16 +28,17 @@ LEASE = SpanContext(3, 4, True, TraceFlags(1))
 def test_a_lease(observed: Observed, expired: bool) -> None:
     """A producer span in the request's trace, whose ids are known when it begins."""
     leases = LeaseTable(observed.telemetry)
-    opened = leases.open("r", 5, REQUEST)
+    opened = leases.open("r", 5, written(REQUEST))
     assert opened is not None
-    assert opened.context is not None
+    told = read(opened.context)
+    assert told is not None
     leases.close(["r", "unknown"], {"r"} if expired else set())
     leases.close(["r"], set())
 
     span = observed.span("nixl.lease")
     outcome = "expired" if expired else "released"
     assert (span.trace_id, span.parent_span_id) == (f"{1:032x}", f"{2:016x}")
-    assert span.span_id == f"{opened.context.span_id:016x}"
+    assert span.span_id == f"{told.span_id:016x}"
     assert (span.kind, span.status) == ("PRODUCER", "ERROR" if expired else "UNSET")
     assert span.attributes["nixl.lease.block.count"] == 5
     assert span.attributes["nixl.lease.outcome"] == outcome
@@ -53,7 +54,7 @@ def test_leases_are_bounded(observed: Observed, monkeypatch: pytest.MonkeyPatch)
     """Beyond the limit they are not followed, and counted."""
     monkeypatch.setattr(LeaseTable, "LIMIT", 2)
     leases = LeaseTable(observed.telemetry)
-    opened = [leases.open(str(number), 1, None) for number in range(3)]
+    opened = [leases.open(str(number), 1) for number in range(3)]
 
     assert [one is not None for one in opened] == [True, True, False]
     assert observed.updates() == {
@@ -68,7 +69,7 @@ def test_what_is_held(observed: Observed) -> None:
     """Leases and blocks, until they end; those of an instance that ends, too."""
     leases = LeaseTable(observed.telemetry)
     for name, blocks in (("a", 5), ("b", 7)):
-        leases.open(name, blocks, None)
+        leases.open(name, blocks)
     leases.close(["a"], set())
     first = observed.updates()
     leases.shut_down()
@@ -83,9 +84,9 @@ def test_overdue_leases(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> 
     now = [0.0]
     monkeypatch.setattr(lease, "now_ns", lambda: int(now[0] * 1e9))
     leases = LeaseTable(observed.telemetry)
-    leases.open("early", 3, None, 30.0)
-    leases.open("late", 4, None, 40.0)
-    leases.open("unknown", 1, None)
+    leases.open("early", 3, NOTHING, 30.0)
+    leases.open("late", 4, NOTHING, 40.0)
+    leases.open("unknown", 1)
     seen = []
     for moment in (31.9, 32.1, 42.1, 42.2):
         now[0] = moment
@@ -277,10 +278,10 @@ def test_a_failed_handshake_fails_who_waits_for_it(
 @pytest.mark.parametrize(
     ("origin", "parent", "links"),
     [
-        (Origin(carried(inject(REQUEST)), carried(inject(LEASE))), REQUEST, [LEASE]),
-        (Origin(lease=carried(inject(LEASE))), LEASE, [LEASE]),
-        (Origin(("00-no-context-01", ""), carried(inject(LEASE))), LEASE, [LEASE]),
-        (Origin(carried(inject(REQUEST))), REQUEST, []),
+        (Origin(written(REQUEST), written(LEASE)), REQUEST, [LEASE]),
+        (Origin(lease=written(LEASE)), LEASE, [LEASE]),
+        (Origin(("00-no-context-01", ""), written(LEASE)), LEASE, [LEASE]),
+        (Origin(written(REQUEST)), REQUEST, []),
         (Origin(), None, []),
     ],
 )
@@ -370,7 +371,7 @@ def test_a_receive_that_is_given_up(observed: Observed, how: str) -> None:
 def test_leases_that_are_held_at_the_end(observed: Observed) -> None:
     """Their spans are there for whoever refers to them; they count as neither released nor expired."""
     leases = LeaseTable(observed.telemetry)
-    leases.open("r", 5, REQUEST)
+    leases.open("r", 5, written(REQUEST))
     leases.shut_down()
 
     assert observed.span("nixl.lease").attributes["nixl.lease.outcome"] == "shutdown"

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from nixl_telemetry.signals.propagation import extract, inject
+from nixl_telemetry.signals.propagation import NOTHING, carried, child, extract, inject, read, written
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -73,3 +73,39 @@ def test_as_the_propagator_of_opentelemetry(traceparent: str, tracestate: str | 
 def test_anything(carrier: dict[str, Any]) -> None:
     """Never raises."""
     extract(carrier)
+
+
+@pytest.mark.parametrize(
+    ("parent", "expected"),
+    [
+        (PARENT, PARENT[:36] + "00000000000000ab-01"),
+        (PARENT[:-2] + "00", PARENT[:36] + "00000000000000ab-00"),
+        # Of the flags only the one for sampling is known here.
+        (PARENT[:-2] + "03", PARENT[:36] + "00000000000000ab-01"),
+        (PARENT[:-2] + "fe", PARENT[:36] + "00000000000000ab-00"),
+        (" 01" + PARENT[2:] + "-more", PARENT[:36] + "00000000000000ab-01"),
+    ],
+)
+def test_a_child(parent: str, expected: str) -> None:
+    """In its parent's trace, with its parent's decision and the state of vendors."""
+    assert child((parent, "vendor=x"), 0xAB) == (expected, "vendor=x")
+
+
+@pytest.mark.parametrize("parent", ["", "x", "ff" + PARENT[2:], PARENT + "-more", "00-" + "0" * 32 + PARENT[35:]])
+def test_a_child_of_nobody(parent: str) -> None:
+    """It begins a trace of its own."""
+    assert child((parent, ""), 1) is None
+
+
+@given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans(), st.sampled_from(["", "vendor=x,a=b"]))
+def test_as_texts(trace_id: int, span_id: int, sampled: bool, state: str) -> None:
+    """What is written is read as it was, and is what the carrier has."""
+    context = SpanContext(
+        trace_id, span_id, True, TraceFlags(sampled), TraceState.from_header([state]) if state else TraceState()
+    )
+
+    texts = written(context)
+
+    assert read(texts) == context
+    assert carried(inject(context)) == texts
+    assert read(NOTHING) is None

@@ -20,6 +20,7 @@ from nixl_telemetry.signals import exporters
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, Span
 from nixl_telemetry.signals.exporters import GrpcExporter, HttpExporter
+from nixl_telemetry.signals.propagation import NOTHING, read, written
 from nixl_telemetry.signals.semconv import ErrorType, SpanName
 from nixl_telemetry.signals.traces import SpanWriter
 from tests.support.observed import Collector, Observed
@@ -179,6 +180,11 @@ def test_the_standard_samplers(
     made = writer().new_context(caller, SpanName.LEASE, SpanKind.PRODUCER)
 
     assert bool(made.trace_flags.sampled) is expected
+    carried = writer().new_carried(written(caller) if caller else NOTHING, SpanName.LEASE, SpanKind.PRODUCER)
+    told = read(carried)
+    assert told is not None
+    assert bool(told.trace_flags.sampled) is expected
+    assert caller is None or told.trace_id == caller.trace_id
 
 
 def test_the_provider_s_sampler(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
