@@ -51,8 +51,8 @@ class HandshakeRequests:
         self._telemetry = telemetry
         self._tallies = {result: _Tally() for result in RequestResult}
         self._audited: set[str] = set()
-        self.has_news = False
-        """Whether :meth:`report` has something to record; asked in every step."""
+        self.unreported: Final[set[RequestResult]] = set()
+        """Results that :meth:`report` has to record."""
 
     def count(self, result: RequestResult) -> int:
         """Requests with that result since the start."""
@@ -61,7 +61,7 @@ class HandshakeRequests:
     def served(self) -> None:
         """A request was answered."""
         self._tallies[RequestResult.SERVED].count += 1
-        self.has_news = True
+        self.unreported.add(RequestResult.SERVED)
 
     def refused(self, result: RequestResult, client: Client, message: str) -> None:
         """A request was refused.
@@ -73,7 +73,7 @@ class HandshakeRequests:
         """
         tally = self._tallies[result]
         tally.count += 1
-        self.has_news = True
+        self.unreported.add(result)
         if result is RequestResult.NOT_ALLOWED:
             self._audit(client)
         now = time.monotonic()
@@ -92,8 +92,9 @@ class HandshakeRequests:
 
     def report(self) -> None:
         """Record what came since the last call."""
-        self.has_news = False
-        for result, tally in self._tallies.items():
+        while self.unreported:
+            result = self.unreported.pop()
+            tally = self._tallies[result]
             # Read once: the listener goes on counting.
             count = tally.count
             if count != tally.reported:

@@ -34,6 +34,8 @@ class _ConnectorHooks(Hooks, _Stock):
     transfer_mode: ClassVar[TransferMode]
     _worker_hooks: ClassVar[type[WorkerHooks]]
     _telemetry: Telemetry | None = None
+    _observer: SchedulerObserver | WorkerObserver | None = None
+    """One of the two:"""
     _scheduler_observer: SchedulerObserver | None = None
     _worker_observer: WorkerObserver | None = None
 
@@ -73,22 +75,22 @@ class _ConnectorHooks(Hooks, _Stock):
         )
         if self.connector_worker is not None:
             transfers = TransferTable(telemetry)
-            self._worker_observer = WorkerObserver(telemetry, self.connector_worker, transfers)
+            self._observer = self._worker_observer = WorkerObserver(telemetry, self.connector_worker, transfers)
             payload.install(payload_made)
             instrument(self.connector_worker, self._worker_hooks, self._worker_observer)
             instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
         else:
-            self._scheduler_observer = SchedulerObserver(telemetry, side, self.kv_transfer_config)
+            self._observer = self._scheduler_observer = SchedulerObserver(telemetry, side, self.kv_transfer_config)
             instrument(side, SchedulerHooks, self._scheduler_observer)
         self._telemetry = telemetry
 
     def get_kv_connector_stats(self) -> Any:
         """Stats of a step, of the worker or of the scheduler."""
         stats = self._stock_class.get_kv_connector_stats(self)
-        observer = self._scheduler_observer
-        if observer is None or not (observer.updates or observer.requests.has_news):
-            return stats
-        return observer.with_updates(stats) or stats
+        observer = self._observer
+        if observer is not None and any(observer.unsent):
+            return observer.with_updates(stats) or stats
+        return stats
 
     def build_connector_worker_meta(self) -> Any:
         """What the worker tells its scheduler, beside vLLM's own."""
@@ -112,9 +114,8 @@ class _ConnectorHooks(Hooks, _Stock):
         try:
             return super().shutdown()
         finally:
-            observer = self._worker_observer or self._scheduler_observer
-            if observer is not None:
-                observer.shut_down()
+            if self._observer is not None:
+                self._observer.shut_down()
             if self._telemetry is not None:
                 self._telemetry.close()
 

@@ -8,6 +8,7 @@ target of the listener's thread, see listener.py.
 
 import inspect
 import time
+from collections.abc import Collection
 from typing import Any, Final
 
 from nixl_telemetry.operations.allowed_peers import AllowedPeers
@@ -50,7 +51,6 @@ class SchedulerObserver:
 
     def __init__(self, telemetry: Telemetry, scheduler: Any, config: Any) -> None:
         self.telemetry = telemetry
-        self.updates = telemetry.updates
         self._mode = ModeCheck(telemetry)
         self._notes = StepNotes()
         self._scheduler = scheduler
@@ -61,6 +61,8 @@ class SchedulerObserver:
         self._failed_loads: set[str] = set()
         """Requests whose KV could not be received, until they end."""
         self.requests = HandshakeRequests(telemetry)
+        self.unsent: Final[tuple[Collection[object], ...]] = (telemetry.updates, self.requests.unreported)
+        """What the next stats have to take; mostly empty."""
         self._expired: set[str] = set()
         self._origins: dict[str, Origin] = {}
         self._waiting: set[str] = set()
@@ -258,7 +260,7 @@ class SchedulerObserver:
     @guarded
     def with_updates(self, stats: TelemetryStats | None) -> TelemetryStats | None:
         """The stats of a step with the metric updates in them; ``None`` when there are none."""
-        if self.requests.has_news:
+        if self.requests.unreported:
             self.requests.report()
         return with_updates(stats, self.telemetry.drain())
 

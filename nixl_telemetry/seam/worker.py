@@ -113,13 +113,6 @@ class WorkerHooks(Hooks):
         self._nixl_telemetry.caches_registered(factors, start_ns)
         return result
 
-    def get_kv_connector_stats(self) -> Any:
-        stats = self._stock_class.get_kv_connector_stats(self)
-        observer = self._nixl_telemetry
-        if observer.updates or observer.transfers.ended:
-            return observer.with_updates(stats) or stats
-        return stats
-
 
 class PullWorkerHooks(WorkerHooks):
     """For the pull worker, which READs."""

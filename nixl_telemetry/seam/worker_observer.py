@@ -4,6 +4,7 @@
 
 import time
 from collections import OrderedDict, deque
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -60,8 +61,9 @@ class WorkerObserver:
 
     def __init__(self, telemetry: Telemetry, worker: Any, transfers: TransferTable) -> None:
         self.telemetry = telemetry
-        self.updates = telemetry.updates
         self.transfers = transfers
+        self.unsent: Final[tuple[Collection[object], ...]] = (telemetry.updates, transfers.ended)
+        """What the next stats have to take; mostly empty."""
         self.current = transfers.current
         self._worker = worker
         self._compatibility: Compatibility | None = None

@@ -68,7 +68,7 @@ class ExportThread:
         self._start_lock = threading.Lock()
         self._queue: queue.SimpleQueue[Describe | _Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._hurry = threading.Event()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_hurried = False
         self._look_at = 0.0
         self._take_at = 0.0
@@ -87,8 +87,8 @@ class ExportThread:
         self._queue.put(describe)
         if self._thread is None:
             self._start()
-        if (waiting >= self._many or not can_wait) and not self._hurry.is_set():
-            self._hurry.set()
+        if (waiting >= self._many or not can_wait) and self._bell.empty():
+            self._bell.put(None)
         return True
 
     def watch(self, look: Callable[[], None], *things: Collection[object]) -> None:
@@ -118,7 +118,7 @@ class ExportThread:
             return True
         done = threading.Event()
         self._queue.put(_Task(task, done))
-        self._hurry.set()
+        self._bell.put(None)
         return done.wait(timeout_seconds)
 
     def _start(self) -> None:
@@ -130,8 +130,7 @@ class ExportThread:
     def _run(self) -> None:
         self._look_at = time.monotonic() + ROUND_SECONDS
         while True:
-            self._is_hurried = self._hurry.wait(max(0.0, self._look_at - time.monotonic()))
-            self._hurry.clear()
+            self._is_hurried = self._wait_for_round()
             self._look_if_due()
             is_due = self._is_hurried or time.monotonic() >= self._take_at
             if self._queue.empty() or not is_due:
@@ -142,6 +141,16 @@ class ExportThread:
                 self._take(item)
                 # Where more comes than can be described, this never ends.
                 self._look_if_due()
+
+    def _wait_for_round(self) -> bool:
+        """Whether the bell rang before."""
+        try:
+            self._bell.get(timeout=max(0.0, self._look_at - time.monotonic()))
+        except queue.Empty:
+            return False
+        while not self._bell.empty():
+            self._bell.get()
+        return True
 
     def _look_if_due(self) -> None:
         if time.monotonic() >= self._look_at:
@@ -157,7 +166,7 @@ class ExportThread:
             yield self._queue.get()
 
     def _is_late(self) -> bool:
-        return self._is_hurried or self._hurry.is_set() or self._queue.qsize() >= self._many
+        return self._is_hurried or not self._bell.empty() or self._queue.qsize() >= self._many
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

@@ -12,6 +12,8 @@ import pytest
 from nixl_telemetry.operations import handshake, lease, peer_traffic, push_match, receive, transfer, tripwires
 from nixl_telemetry.seam import scheduler, worker, worker_observer
 from nixl_telemetry.seam.agent import AgentHooks
+from nixl_telemetry.seam.connector import InstrumentedNixlPullConnector
+from nixl_telemetry.signals.catalogue import TRANSFER_BYTES
 from nixl_telemetry.signals.telemetry import guarded
 from tests.seam.test_handshake import GOOD, accepting, shake
 from tests.support.agents import move
@@ -88,9 +90,12 @@ def test_a_transfer(broken_hook: str, observed: Observed, make_pair: Any) -> Non
 
 def test_a_step(broken_hook: str, observed: Observed, pull_worker: Any) -> None:
     """The stats that vLLM collected itself leave the worker."""
+    connector: Any = object.__new__(InstrumentedNixlPullConnector)
+    connector.connector_worker, connector._observer = pull_worker, pull_worker._nixl_telemetry
     pull_worker.xfer_stats.record_failed_transfer()
+    observed.telemetry.record(TRANSFER_BYTES, "read")
 
-    stats = pull_worker.get_kv_connector_stats()
+    stats = connector.get_kv_connector_stats()
 
     assert stats.data["num_failed_transfers"] == [1]
 

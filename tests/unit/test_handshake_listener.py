@@ -151,9 +151,9 @@ def test_lines_of_refusals(observed: Observed, monkeypatch: pytest.MonkeyPatch) 
         requests.refused(RequestResult.NOT_ALLOWED, Client(f"192.0.2.{count // 2}", 1), "no")
     now[0] += handshake_request.LOG_SECONDS
     requests.refused(RequestResult.MALFORMED, Client("192.0.2.1", 1), "bad")
-    assert requests.has_news
+    assert requests.unreported
     requests.report()
-    assert not requests.has_news
+    assert not requests.unreported
     monkeypatch.undo()
 
     counts = [line.split("nixl.handshake_request.count=")[1].split()[0] for line in observed.messages()]
