@@ -331,8 +331,8 @@ class TransferTable:
         self.telemetry: Final = telemetry
         self.current: Final = Current()
         self.peers: Final = PeerTraffic(telemetry)
-        self.on_notifications: Callable[[dict[str, list[bytes]]], object] = len
-        """Told of what peers have sent, by agent, on the thread that asks NIXL for it."""
+        self.on_notification: Callable[[bytes], object] = len
+        """Told of each that peers have sent, on the thread that asks NIXL for them."""
         self._mode = ModeCheck(telemetry)
         self._expected = next(name for name, mode in MODE_OF_OPERATION.items() if mode is telemetry.mode)
         self._read = Counted(telemetry, Direction.READ)
@@ -348,7 +348,9 @@ class TransferTable:
     @guarded
     def notified(self, notifications: dict[str, list[bytes]]) -> None:
         """Peers have sent something."""
-        self.on_notifications(notifications)
+        for messages in notifications.values():
+            for message in messages:
+                self.on_notification(message)
 
     @guarded
     def prepared(self, operation: str, descriptors: Sized, start_ns: int, handle: object) -> None:

@@ -9,9 +9,10 @@ always pass on unchanged, with one exception that is documented at ``get_xfer_te
 from typing import Any
 
 from nixl_telemetry.operations.transfer import TransferTable
-from nixl_telemetry.seam.instrument import Hooks
+from nixl_telemetry.seam.instrument import Hooks, instrument
 from nixl_telemetry.seam.versions import is_missing_telemetry
 from nixl_telemetry.signals.clock import now_ns
+from nixl_telemetry.signals.semconv import TransferMode
 
 
 class AgentHooks(Hooks):
@@ -88,13 +89,6 @@ class AgentHooks(Hooks):
         current.notifications += 1
         return result
 
-    def get_new_notifs(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM asks what peers have sent, once per engine step."""
-        notifications = self._stock_class.get_new_notifs(self, *args, **kwargs)
-        if notifications:
-            self._nixl_telemetry.notified(notifications)
-        return notifications
-
     def release_xfer_handle(self, handle: Any) -> Any:
         """A handle is released: done, failed or cancelled."""
         table = self._nixl_telemetry
@@ -108,3 +102,39 @@ class AgentHooks(Hooks):
         if transfer is not None and not transfer.end_ns:
             table.released(transfer)
         return result
+
+
+class AskedAgentHooks(AgentHooks):
+    """For an agent that is asked once per step what peers have sent, as in pull."""
+
+    def get_new_notifs(self, *args: Any, **kwargs: Any) -> Any:
+        """What peers have sent."""
+        notifications = self._stock_class.get_new_notifs(self, *args, **kwargs)
+        if notifications:
+            self._nixl_telemetry.notified(notifications)
+        return notifications
+
+
+class InboxHooks(Hooks):
+    """For the queue in which the push writer's thread leaves what peers have sent, but for registrations.
+
+    That thread asks the agent a thousand times a second: a hook there would cost more than all others.
+    """
+
+    _nixl_telemetry: TransferTable
+
+    def put(self, notification: Any, *args: Any, **kwargs: Any) -> Any:
+        """Leave one for the engine's thread."""
+        table = self._nixl_telemetry
+        table.notified({"": [notification]})
+        return self._stock_class.put(self, notification, *args, **kwargs)
+
+
+def observe_agent(worker: Any, table: TransferTable) -> None:
+    """Put the hooks in front of a worker's agent, or of what passes on what it has to tell."""
+    inbox = getattr(worker, "_pending_completion_notifs", None)
+    if table.telemetry.mode is TransferMode.PUSH and inbox is not None:
+        instrument(inbox, InboxHooks, table)
+        instrument(worker.nixl_wrapper, AgentHooks, table)
+    else:
+        instrument(worker.nixl_wrapper, AskedAgentHooks, table)

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl import NixlPullConnector,
 from nixl_telemetry.audit.chain import AuditKeyError, read_key
 from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam import payload
-from nixl_telemetry.seam.agent import AgentHooks
+from nixl_telemetry.seam.agent import observe_agent
 from nixl_telemetry.seam.instrument import Hooks, instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
 from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
@@ -78,7 +78,7 @@ class _ConnectorHooks(Hooks, _Stock):
             self._observer = self._worker_observer = WorkerObserver(telemetry, self.connector_worker, transfers)
             payload.install(payload_made)
             instrument(self.connector_worker, self._worker_hooks, self._worker_observer)
-            instrument(self.connector_worker.nixl_wrapper, AgentHooks, transfers)
+            observe_agent(self.connector_worker, transfers)
         else:
             self._observer = self._scheduler_observer = SchedulerObserver(telemetry, side, self.kv_transfer_config)
             instrument(side, SchedulerHooks, self._scheduler_observer)

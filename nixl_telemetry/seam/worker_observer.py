@@ -79,7 +79,7 @@ class WorkerObserver:
         self._expired: OrderedDict[str, None] = OrderedDict()
         """Requests whose lease expired lately."""
         self._pushes = PushMatches(telemetry)
-        transfers.on_notifications = self.notifications_arrived
+        transfers.on_notification = self.notification_arrived
         self._mode = ModeCheck(telemetry)
         allowed = telemetry.settings.allowed_peers
         self._allowed = AllowedPeers(allowed) if allowed is not None else None
@@ -377,14 +377,12 @@ class WorkerObserver:
         return notes or None
 
     @guarded
-    def notifications_arrived(self, notifications: dict[str, list[bytes]]) -> None:
-        """Peers' notifications, as NIXL has them and before vLLM looks at them."""
-        for messages in notifications.values():
-            for message in messages:
-                if message.startswith(_HEARTBEAT):
-                    self._renewed(message[len(_HEARTBEAT) :].decode("utf-8", "replace").split(","))
-                elif not message.startswith(PUSH_REG_NOTIF_PREFIX):
-                    self._done_elsewhere(message.decode("utf-8", "replace").rpartition(":")[0])
+    def notification_arrived(self, message: bytes) -> None:
+        """A peer's notification, before vLLM looks at it."""
+        if message.startswith(_HEARTBEAT):
+            self._renewed(message[len(_HEARTBEAT) :].decode("utf-8", "replace").split(","))
+        elif not message.startswith(PUSH_REG_NOTIF_PREFIX):
+            self._done_elsewhere(message.decode("utf-8", "replace").rpartition(":")[0])
 
     def _renewed(self, request_ids: list[str]) -> None:
         """A heartbeat of the decode side. vLLM is about to prolong those of these leases that it has."""

@@ -33,10 +33,14 @@ class _Watch:
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    Every :data:`ROUND_SECONDS` the thread looks at what is under way, through :meth:`watch`. What can wait is taken
-    then, but in a steady stream once in ``pace_seconds`` only, or when much of it came together. To wake the thread for
-    each operation would cost the engine's thread more than most of them, it would want Python's lock just while that
-    thread is busy, and what is described once in a while finds its code in no cache.
+    What can wait is taken :data:`ROUND_SECONDS` after the first of it came; in a steady stream once in
+    ``pace_seconds``, or when much of it came together. To wake the thread for each operation would cost the engine's
+    thread more than most of them, it would want Python's lock just while that thread is busy, and what is described
+    once in a while finds its code in no cache.
+
+    While there is something under way, the thread looks at it every :data:`ROUND_SECONDS`, through :meth:`watch`; where
+    it began while operations are gathered, from then on when they are taken. Where nothing happens the thread sleeps:
+    to wake costs as much as to describe an operation.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
 
@@ -68,8 +72,11 @@ class ExportThread:
         self._start_lock = threading.Lock()
         self._queue: queue.SimpleQueue[Describe | _Task] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_hurried = False
+        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Wakes the thread, and tells whether somebody is in haste."""
+        self._in_haste = False
+        self._is_asleep = False
+        """Whether only the bell will wake the thread."""
         self._look_at = 0.0
         self._take_at = 0.0
 
@@ -87,8 +94,10 @@ class ExportThread:
         self._queue.put(describe)
         if self._thread is None:
             self._start()
-        if (waiting >= self._many or not can_wait) and self._bell.empty():
-            self._bell.put(None)
+        if waiting >= self._many or not can_wait:
+            self._bell.put(True)
+        elif self._is_asleep:
+            self._bell.put(False)
         return True
 
     def watch(self, look: Callable[[], None], *things: Collection[object]) -> None:
@@ -105,9 +114,11 @@ class ExportThread:
         self._watches.clear()
 
     def ensure(self) -> None:
-        """Start the thread, if it does not run: there is something to be looked at."""
+        """Something to be looked at has begun: the thread may not have been needed before."""
         if self._thread is None:
             self._start()
+        elif self._is_asleep:
+            self._bell.put(False)
 
     def run(self, task: Callable[[], None], timeout_seconds: float) -> bool:
         """Run a task on the thread, after all that was submitted before, and wait for it; false if time ran out.
@@ -118,7 +129,7 @@ class ExportThread:
             return True
         done = threading.Event()
         self._queue.put(_Task(task, done))
-        self._bell.put(None)
+        self._bell.put(True)
         return done.wait(timeout_seconds)
 
     def _start(self) -> None:
@@ -128,29 +139,46 @@ class ExportThread:
                 self._thread.start()
 
     def _run(self) -> None:
-        self._look_at = time.monotonic() + ROUND_SECONDS
+        self._begin()
         while True:
-            self._is_hurried = self._wait_for_round()
+            self._wait()
             self._look_if_due()
-            is_due = self._is_hurried or time.monotonic() >= self._take_at
+            is_due = self._in_haste or time.monotonic() >= self._take_at
             if self._queue.empty() or not is_due:
                 continue
-            # The round in which the pace ends shall not come a moment too early.
-            self._take_at = time.monotonic() + self._pace_seconds - ROUND_SECONDS / 2
+            self._take_at = time.monotonic() + max(self._pace_seconds, ROUND_SECONDS)
             for item in with_breaks(self._waiting(), self._is_late):
                 self._take(item)
                 # Where more comes than can be described, this never ends.
                 self._look_if_due()
 
-    def _wait_for_round(self) -> bool:
-        """Whether the bell rang before."""
+    def _begin(self) -> None:
+        """Something happens, after a time without; the engine's thread is busy with it just now."""
+        self._look_at = self._take_at = time.monotonic() + ROUND_SECONDS
+
+    def _wait(self) -> None:
+        """Until there is something to do."""
+        wake_at = self._wake_at()
+        if wake_at is None:
+            self._is_asleep = True
+            # Whatever came before that was said has rung no bell.
+            wake_at = self._wake_at()
+        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
         try:
-            self._bell.get(timeout=max(0.0, self._look_at - time.monotonic()))
+            self._in_haste = self._bell.get(timeout=timeout)
         except queue.Empty:
-            return False
+            self._in_haste = False
+        was_asleep, self._is_asleep = self._is_asleep, False
         while not self._bell.empty():
-            self._bell.get()
-        return True
+            self._in_haste |= self._bell.get()
+        if was_asleep:
+            self._begin()
+
+    def _wake_at(self) -> float | None:
+        """When the thread has something to do; ``None`` while nothing happens."""
+        if any(watch.had_things or any(watch.things) for watch in self._watches):
+            return min(self._look_at, self._take_at) if not self._queue.empty() else self._look_at
+        return self._take_at if time.monotonic() < self._take_at or not self._queue.empty() else None
 
     def _look_if_due(self) -> None:
         if time.monotonic() >= self._look_at:
@@ -166,7 +194,7 @@ class ExportThread:
             yield self._queue.get()
 
     def _is_late(self) -> bool:
-        return self._is_hurried or not self._bell.empty() or self._queue.qsize() >= self._many
+        return self._in_haste or not self._bell.empty() or self._queue.qsize() >= self._many
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):

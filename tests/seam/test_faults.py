@@ -11,7 +11,7 @@ import pytest
 
 from nixl_telemetry.operations import handshake, lease, peer_traffic, push_match, receive, transfer, tripwires
 from nixl_telemetry.seam import scheduler, worker, worker_observer
-from nixl_telemetry.seam.agent import AgentHooks
+from nixl_telemetry.seam.agent import AgentHooks, AskedAgentHooks, InboxHooks
 from nixl_telemetry.seam.connector import InstrumentedNixlPullConnector
 from nixl_telemetry.signals.catalogue import TRANSFER_BYTES
 from nixl_telemetry.signals.telemetry import guarded
@@ -121,6 +121,8 @@ def test_failures_are_counted(observed: Observed, monkeypatch: pytest.MonkeyPatc
         (worker.PushWorkerHooks, worker_observer.WorkerObserver),
         (scheduler.SchedulerHooks, scheduler.SchedulerObserver),
         (AgentHooks, transfer.TransferTable),
+        (AskedAgentHooks, transfer.TransferTable),
+        (InboxHooks, transfer.TransferTable),
     ],
 )
 def test_hooks_call_guarded_methods_only(hooks: type, observer: type) -> None:

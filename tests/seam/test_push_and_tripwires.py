@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Registrations, notifications and what they reveal, on vLLM's real workers and schedulers."""
 
+import queue
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,8 @@ from vllm.v1.request import RequestStatus
 
 from nixl_telemetry.operations.errors import TEXT_LIMIT
 from nixl_telemetry.operations.receive import Origin
-from nixl_telemetry.seam.agent import AgentHooks
+from nixl_telemetry.seam.agent import observe_agent
 from nixl_telemetry.seam.carrier import WorkerNotes
-from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.signals.propagation import CARRIER
 from nixl_telemetry.signals.semconv import InvalidKv, TransferMode
 from tests.seam.test_leases import HEADERS, SPAN_ID, TRACE_ID, finished, scheduler, to_receive, worker_at_rest
@@ -38,6 +38,14 @@ REGISTRATION = {
     "decode_tp_size": 1,
     "local_block_ids": [[1, 2]],
 }
+
+
+WRITER_QUEUES = (
+    "_reg_send_inbox",
+    "_finished_blocks_inbox",
+    "_evict_finished_inbox",
+    "_deferred_push_inbox",
+)
 
 
 class Agent:
@@ -62,9 +70,8 @@ class Agent:
 
 def with_agent(worker: Any) -> Agent:
     """The worker's own agent, observed."""
-    agent = Agent()
-    instrument(agent, AgentHooks, worker._nixl_telemetry.transfers)
-    worker.nixl_wrapper = agent
+    worker.nixl_wrapper = agent = Agent()
+    observe_agent(worker, worker._nixl_telemetry.transfers)
     return agent
 
 
@@ -144,31 +151,63 @@ def test_registrations_of_the_decode_side(
     assert observed.updates() == {(REGISTRATIONS, event): 1}
 
 
+GONE = {"agent": [b"late:1", b"never:1", b"HB:held,elsewhere", b"fetched:1"]}
+"""Read after the lease had expired, or of a request that never was; a heartbeat; and a read in time."""
+
+
+def check_what_is_gone(worker: Any, observed: Observed) -> None:
+    """What the scheduler and the metrics are told of it."""
+    notes = worker._nixl_telemetry.notes_for_scheduler()
+    assert notes.invalid == {"late": InvalidKv.READ_AFTER_EXPIRY, "never": InvalidKv.UNKNOWN_REQUEST}
+    assert notes.renewed == {"held": 20.0}
+    assert worker._nixl_telemetry.notes_for_scheduler() is None
+    assert observed.updates()["nixl_lease_renewals_total", ""] == 1
+
+
 def test_notifications_of_requests_that_are_gone(pull_worker: Any, observed: Observed) -> None:
-    """Read after the lease had expired, or of a request that never was; and heartbeats renew leases."""
+    """The engine's thread asks the agent for them."""
     worker = worker_at_rest(pull_worker)
     agent = with_agent(worker)
     worker.transfer_topo.tp_ratio = lambda size: 1
     worker._lease_extension = 20
-    observer = worker._nixl_telemetry
     worker.get_finished()
-    assert observer.notes_for_scheduler().expired == {"late"}
+    assert worker._nixl_telemetry.notes_for_scheduler().expired == {"late"}
     worker._reqs_to_send["held"] = 1e18
-    agent.inbox = {"agent": [b"late:1", b"never:1", b"HB:held,elsewhere", b"fetched:1"]}
+    agent.inbox = dict(GONE)
     worker.get_finished()
 
-    notes = observer.notes_for_scheduler()
-    assert notes.invalid == {"late": InvalidKv.READ_AFTER_EXPIRY, "never": InvalidKv.UNKNOWN_REQUEST}
-    assert notes.renewed == {"held": 20.0}
-    assert observer.notes_for_scheduler() is None
-    assert observed.updates()["nixl_lease_renewals_total", ""] == 1
+    check_what_is_gone(worker, observed)
+
+
+@pytest.mark.parametrize("has_queue", [True, False])
+def test_notifications_of_requests_that_are_gone_in_push(prefill: Any, observed: Observed, has_queue: bool) -> None:
+    """The push writer's thread asks for them, and has a queue for the engine's; whether the hooks find it or not."""
+    queued: queue.Queue[bytes] = queue.Queue()
+    if has_queue:
+        prefill._pending_completion_notifs = queued
+    agent = with_agent(prefill)
+    prefill._pending_completion_notifs = queued
+    prefill.__dict__.update({name: queue.Queue() for name in WRITER_QUEUES})
+    prefill._lease_extension = 20
+    prefill._reqs_to_send = {"held": 1e18}
+    prefill._reqs_to_process = {"fetched"}
+    prefill._nixl_telemetry._expired["late"] = None
+    registration = PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(REGISTRATION)
+    agent.inbox = {"agent": [*GONE["agent"], registration]}
+    prefill._push_writer_stop = MagicMock(is_set=MagicMock(side_effect=[False, True]))
+    prefill._push_writer_loop()
+
+    check_what_is_gone(prefill, observed)
+    assert prefill._pending_d_registrations.keys() == {"cmpl-1-0-aaaaaaaa"}
+    assert [queued.get_nowait() for _ in range(4)] == GONE["agent"]
+    assert type(prefill.nixl_wrapper).get_new_notifs is Agent.get_new_notifs or not has_queue
 
 
 @pytest.mark.parametrize("content", [b"", b":", b"\xff\xfe:1", b"a" * 5000 + b":1"])
 def test_hostile_notifications(pull_worker: Any, observed: Observed, content: bytes) -> None:
     """They cost a note of bounded size, and nothing raises."""
     observer = worker_at_rest(pull_worker)._nixl_telemetry
-    observer.notifications_arrived({"agent": [content]})
+    observer.notification_arrived(content)
 
     assert all(len(request_id) <= TEXT_LIMIT for request_id in observer.notes_for_scheduler().invalid)
     assert observed.updates() == {}

@@ -128,11 +128,57 @@ def test_nobody_looks_where_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch
     assert looked == []
 
     things.append(1)
+    bench.thread.ensure()
     assert wait_until(lambda: len(looked) >= 2, 5)
     things.clear()
     assert wait_until(lambda: looked[-1] == 0, 5)
     time.sleep(0.3)
     assert looked[-2:] == [1, 0]
+
+
+def test_nobody_is_forgotten_by_a_thread_that_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes in just that moment."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.001)
+    bench = Bench()
+    for number in range(1000):
+        bench.hand_over(1, can_wait=number % 3 > 0)
+        time.sleep(number % 7 / 4000)
+        if number % 5 == 0:
+            assert wait_until(lambda count=number + 1: bench.taken == count, 5)  # type: ignore[misc]
+
+    assert wait_until(lambda: bench.taken == 1000, 5)
+
+
+def test_a_thread_without_work_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle engine is left alone."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.05)
+    bench = Bench(pace_seconds=0.1)
+    bench.hand_over(3, can_wait=True)
+    assert wait_until(lambda: bench.taken == 3, 5)
+    assert wait_until(lambda: bench.thread._is_asleep, 5)
+    thread = bench.thread._thread
+    assert thread is not None
+    before = time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident or 0))
+    time.sleep(0.5)
+
+    assert time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident or 0)) == before
+    bench.hand_over(1, can_wait=True)
+    assert wait_until(lambda: bench.taken == 4, 5)
+
+
+@pytest.mark.usefixtures("long_rounds")
+def test_haste_is_not_lost_on_a_thread_that_was_woken_before() -> None:
+    """By something that can wait."""
+    bench = Bench()
+    bench.hand_over(1, can_wait=False)
+    assert wait_until(lambda: bench.taken == 1, 5)
+    bench.thread._take_at = 0.0
+    bench.thread._bell.put(False)
+    assert wait_until(lambda: bench.thread._is_asleep, 5)
+    bench.hand_over(1, can_wait=True)
+    bench.hand_over(1, can_wait=False)
+
+    assert wait_until(lambda: bench.taken == 3, 5)
 
 
 def test_who_is_overloaded_looks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
