@@ -27,6 +27,8 @@ sampled and exported to a real OTLP receiver.
 A layer in front of every hook starts the thread's CPU clock, and one behind it stops the clock while vLLM's own code
 runs, so that all of a hook counts and nothing of vLLM's.
 The suite's threads are read from their own clocks.
+What the suite does is counted until all spans are sent, seconds after the last answer; the CPU time of the processes
+until the last answer.
 gRPC's threads are vLLM's exporter's, too: what they take in servers whose connector is switched off, under the same
 load, is taken off.
 What reading the clock takes is measured in the same steps, around nothing, and taken off as well; before each hook the

@@ -34,6 +34,8 @@ MAX_TOKENS: Final = 64
 REQUESTS: Final = 120
 CLIENTS: Final = 4
 _WARM_UP: Final = 8
+_SETTLE_SECONDS: Final = 11.0
+"""Then all spans are sent: operations are gathered for 5 s at most, and spans as well."""
 _ROOT: Final = Path(__file__).resolve().parents[1]
 
 
@@ -128,10 +130,23 @@ def _of_mode(mode: str) -> Part:
 
 
 def _count(pair: Pair, folder: Path, work: Sequence[Any]) -> list[Counted]:
+    # What the suite leaves for later is counted with the load that it is of.
+    time.sleep(_SETTLE_SECONDS)
     before = _reports(pair, folder, time.time())
     run(pair, work, CLIENTS)
+    loaded = _reports(pair, folder, time.time())
+    time.sleep(_SETTLE_SECONDS)
     after = _reports(pair, folder, time.time())
-    return [difference(role, before[role], after[role]) for role in sorted(after, reverse=True)]
+    return [
+        until_settled(difference(role, before[role], loaded[role]), difference(role, before[role], after[role]))
+        for role in sorted(after, reverse=True)
+    ]
+
+
+def until_settled(load: Counted, whole: Counted) -> Counted:
+    """What the suite spent until all was sent; of the process only what the load took, since idle ones are not idle."""
+    later = sum(whole.own.values()) - sum(load.own.values())
+    return replace(whole, process=load.process + later)
 
 
 def together(counted: Sequence[Counted], instance: str) -> Counted:

@@ -784,9 +784,9 @@ the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_T
 vLLM hands a request's `traceparent` to its connectors with 1. only: with 2. and 3. alone the suite's spans are in
 traces of their own, which still span prefill and decode.
 
-An operation becomes spans within a second of its end, one that failed at once, and they are sent 0.2 s after the last.
-In a steady stream there is a message every `OTEL_BSP_SCHEDULE_DELAY` milliseconds, 5,000 by default as for vLLM's own
-spans, and as soon as 512 spans wait.
+An operation becomes spans a second after its end, one that failed at once, and they are sent 0.2 s after the last.
+In a steady stream there is a message every `OTEL_BSP_SCHEDULE_DELAY` milliseconds (5,000 by default, as for vLLM's own
+spans; an hour at most), and as soon as 512 spans wait; what succeeded is gathered until shortly before it.
 With `--shutdown-timeout 0`, its default, vLLM kills its processes at once when it is stopped, too early for an export
 at exit: what waits then is lost.
 With a `--shutdown-timeout` it is exported; with a shorter delay less is lost, at a cost of about 2 ms of CPU time for

@@ -92,10 +92,10 @@ class HandshakeRequests:
 
     def report(self) -> None:
         """Record what came since the last call."""
-        while self.unreported:
+        # Only what is there now: the listener goes on counting.
+        for _ in range(len(self.unreported)):
             result = self.unreported.pop()
             tally = self._tallies[result]
-            # Read once: the listener goes on counting.
             count = tally.count
             if count != tally.reported:
                 self._telemetry.record(HANDSHAKE_REQUESTS, result, value=count - tally.reported)

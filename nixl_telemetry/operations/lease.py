@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanContext, SpanKind
 
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
@@ -55,6 +55,11 @@ class Lease:
         """Seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
+    @property
+    def span_context(self) -> SpanContext | None:
+        """Of its own span, read."""
+        return read(self.context, is_remote=False)
+
     def describe(self) -> Description:
         """The span and the log line."""
         expired = self.outcome is LeaseOutcome.EXPIRED
@@ -71,7 +76,7 @@ class Lease:
             attributes,
             ErrorType.KV_EXPIRED if expired else None,
             "the KV was freed, and the decode side does not have it" if expired else "",
-            context=read(self.context, is_remote=False),
+            context=self.span_context,
             parent=read(self.parent),
         )
         line = LogLine(

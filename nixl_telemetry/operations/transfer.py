@@ -147,8 +147,7 @@ class Counted:
 
     def end(self, transfers: "Sequence[Transfer]", error: ErrorType | None, posted: bool, size_bytes: int) -> None:
         """Record transfers that ended alike, in one step: how long they took, and what they moved if they were done."""
-        updates: list[Update] = [self.level(posted, len(transfers)), (self.durations[error], durations := [])]
-        delays, blocks, descriptors = [], [], []
+        durations, delays, blocks, descriptors = [], [], [], []
         for one in transfers:
             durations.append(one.duration_s)
             delays.append(one.observation_delay_s)
@@ -156,6 +155,7 @@ class Counted:
             # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
             if one.is_first:
                 blocks.append(one.blocks)
+        updates: list[Update] = [self.level(posted, len(transfers)), (self.durations[error], durations)]
         if error is None:
             updates += [(self.observation_delay, delays), (self.blocks, blocks), (self.descriptors, descriptors)]
         if size_bytes:
@@ -342,15 +342,21 @@ class TransferTable:
         # Without metrics nobody would ever take them.
         self.ended: Final[deque[Transfer]] = deque(maxlen=None if telemetry.settings.metrics else 0)
         """Those that ended in this step."""
+        # Whoever waits for a transfer has begun before, and has had the export thread woken.
         telemetry.watch(self._look, self._transfers)
         telemetry.sum_up(self._report)
 
     @guarded
     def notified(self, notifications: dict[str, list[bytes]]) -> None:
-        """Peers have sent something."""
+        """Peers have sent these, by agent."""
         for messages in notifications.values():
             for message in messages:
                 self.on_notification(message)
+
+    @guarded
+    def heard(self, message: bytes) -> None:
+        """A peer has sent this."""
+        self.on_notification(message)
 
     @guarded
     def prepared(self, operation: str, descriptors: Sized, start_ns: int, handle: object) -> None:

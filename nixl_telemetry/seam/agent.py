@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""Hooks on the NIXL agent: every READ and WRITE passes here.
+"""Hooks on the NIXL agent: every READ and WRITE passes here, and what peers have sent.
 
 Its public API is the narrowest and most stable boundary there is: it has not changed from NIXL 0.7 to 1.5. Exceptions
 always pass on unchanged, with one exception that is documented at ``get_xfer_telemetry``.
@@ -118,23 +118,21 @@ class AskedAgentHooks(AgentHooks):
 class InboxHooks(Hooks):
     """For the queue in which the push writer's thread leaves what peers have sent, but for registrations.
 
-    That thread asks the agent a thousand times a second: a hook there would cost more than all others.
+    While blocks wait for a registration, that thread asks the agent a thousand times a second: a hook there would cost
+    more than all others.
     """
 
     _nixl_telemetry: TransferTable
 
-    def put(self, notification: Any, *args: Any, **kwargs: Any) -> Any:
-        """Leave one for the engine's thread."""
-        table = self._nixl_telemetry
-        table.notified({"": [notification]})
-        return self._stock_class.put(self, notification, *args, **kwargs)
+    def put(self, item: Any, *args: Any, **kwargs: Any) -> Any:
+        """Leave a notification for the engine's thread."""
+        self._nixl_telemetry.heard(item)
+        return self._stock_class.put(self, item, *args, **kwargs)
 
 
 def observe_agent(worker: Any, table: TransferTable) -> None:
     """Put the hooks in front of a worker's agent, or of what passes on what it has to tell."""
     inbox = getattr(worker, "_pending_completion_notifs", None)
-    if table.telemetry.mode is TransferMode.PUSH and inbox is not None:
-        instrument(inbox, InboxHooks, table)
-        instrument(worker.nixl_wrapper, AgentHooks, table)
-    else:
-        instrument(worker.nixl_wrapper, AskedAgentHooks, table)
+    is_push = table.telemetry.mode is TransferMode.PUSH
+    tells = is_push and inbox is not None and instrument(inbox, InboxHooks, table)
+    instrument(worker.nixl_wrapper, AgentHooks if tells else AskedAgentHooks, table)

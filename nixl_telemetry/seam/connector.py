@@ -35,7 +35,7 @@ class _ConnectorHooks(Hooks, _Stock):
     _worker_hooks: ClassVar[type[WorkerHooks]]
     _telemetry: Telemetry | None = None
     _observer: SchedulerObserver | WorkerObserver | None = None
-    """One of the two:"""
+    """Whichever of the following two this process has."""
     _scheduler_observer: SchedulerObserver | None = None
     _worker_observer: WorkerObserver | None = None
 

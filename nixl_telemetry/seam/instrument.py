@@ -21,7 +21,7 @@ class Hooks:
     most hooks that the engine calls in each step have nothing else to do."""
 
 
-def instrument(target: Any, hooks: type[Hooks], observer: object) -> None:
+def instrument(target: Any, hooks: type[Hooks], observer: object) -> bool:
     """Give ``target`` the methods of ``hooks`` in front of its own.
 
     vLLM's connectors build their worker, scheduler and agent by name inside ``__init__``, so a subclass cannot be put
@@ -31,6 +31,9 @@ def instrument(target: Any, hooks: type[Hooks], observer: object) -> None:
     Where the class lacks a hooked method, the hook is simply never called, which is told unless the hooks list the
     method as :data:`OPTIONAL`. Where the class cannot be replaced, because
     it is no plain Python class, nothing is observed. Either is told once.
+
+    Returns:
+        Whether it is observed.
     """
     stock = type(target)
     made = _made.get((hooks, stock)) or _made.setdefault((hooks, stock), _derive(hooks, stock))
@@ -39,6 +42,8 @@ def instrument(target: Any, hooks: type[Hooks], observer: object) -> None:
         target.__class__ = made
     except (AttributeError, TypeError) as error:
         logger().warning("%s cannot be observed, it runs as it is: %r", stock.__qualname__, error)
+        return False
+    return True
 
 
 _made: dict[tuple[type[Hooks], type], type] = {}

@@ -24,7 +24,7 @@ from nixl_telemetry.seam.listener import PARAMETERS, HandshakeListener
 from nixl_telemetry.seam.stats import TelemetryStats, with_updates
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.catalogue import TELEMETRY_DROPPED
-from nixl_telemetry.signals.propagation import CARRIER, NOTHING, carried, carrier_of, extract, read
+from nixl_telemetry.signals.propagation import CARRIER, NOTHING, carried, carrier_of, extract
 from nixl_telemetry.signals.semconv import ConflictSource, InvalidKv, RequestRole, Signal, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -183,7 +183,7 @@ class SchedulerObserver:
             self._leases.renew(request_id, remaining_s)
         for request_id, reason in notes.invalid.items():
             lease = self._leases.find(request_id)
-            self._tripwires.invalid_kv(reason, request_id, read(lease.context) if lease is not None else None)
+            self._tripwires.invalid_kv(reason, request_id, lease.span_context if lease is not None else None)
         if len(self._failed_loads) < LeaseTable.LIMIT:
             self._failed_loads |= notes.failed
 

@@ -23,6 +23,7 @@ class TelemetryStats(NixlKVConnectorStats):
     """vLLM's NIXL stats of one step, with our metric updates."""
 
     def __post_init__(self) -> None:
+        # Whoever gives the updates gives the rest, too.
         if UPDATES not in self.data:
             super().__post_init__()
             self.data.setdefault(UPDATES, {})

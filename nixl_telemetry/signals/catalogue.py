@@ -230,7 +230,7 @@ TRANSFER_OLDEST: Final = Metric(
     "nixl_transfer_oldest_start_timestamp_seconds",
     Kind.STATE,
     "When the oldest transfer in flight of a worker (`rank`, of all that the engine has) was posted, as Unix time; 0 "
-    "while none is. Looked at once a second.",
+    "while none is. Looked at once a second, 5 s after it began at the latest.",
     "initiator",
     (_DIRECTION, _RANK),
 )
@@ -361,7 +361,7 @@ PUSH_OLDEST: Final = Metric(
     "nixl_push_unmatched_oldest_timestamp_seconds",
     Kind.STATE,
     "Since when the oldest of them at a worker (`rank`, of all that the engine has) waits, as Unix time; 0 while none "
-    "does. Looked at once a second.",
+    "does. Looked at once a second, 5 s after it began at the latest.",
     "P, push",
     (Label("side", tuple(PushSide)), _RANK),
 )

@@ -14,6 +14,8 @@ from nixl_telemetry.signals.breaks import with_breaks
 from nixl_telemetry.signals.description import Describe
 
 ROUND_SECONDS: Final = 1.0
+_LONGEST_SECONDS: Final = 5.0
+"""No wait is longer: things that have begun meanwhile are to be looked at, too."""
 _MANY: Final = 32
 """So many operations are not left to wait: what describes them holds Python's lock all the while."""
 
@@ -33,13 +35,12 @@ class _Watch:
 class ExportThread:
     """Runs what is submitted through a consumer on one daemon thread, started at the first submission.
 
-    What can wait is taken :data:`ROUND_SECONDS` after the first of it came; in a steady stream once in
-    ``pace_seconds``, or when much of it came together. To wake the thread for each operation would cost the engine's
-    thread more than most of them, it would want Python's lock just while that thread is busy, and what is described
-    once in a while finds its code in no cache.
+    What can wait is taken a round later, or while it makes no difference when, at the latest moment or when much of it
+    came together. To wake the thread for each operation would cost the engine's thread more than most of them, it would
+    want Python's lock just while that thread is busy, and what is described once in a while finds its code in no cache.
 
     While there is something under way, the thread looks at it every :data:`ROUND_SECONDS`, through :meth:`watch`; where
-    it began while operations are gathered, from then on when they are taken. Where nothing happens the thread sleeps:
+    it began while operations were gathered, from then on when they are taken. Where nothing happens the thread sleeps:
     to wake costs as much as to describe an operation.
 
     A thread does not survive a fork: a child starts with an empty queue and, if it needs one, a thread of its own.
@@ -48,7 +49,8 @@ class ExportThread:
         consume: Called with each submitted callable. It must not raise.
         limit: How many may wait.
         on_drop: Called for each one that was dropped because the queue was full.
-        pace_seconds: How long what can wait is gathered at most. As long as the spans that are made of it are.
+        can_wait_until: Tells until when it makes no difference that something waits, by :func:`time.monotonic`: what is
+            made of it would not be sent before.
     """
 
     def __init__(
@@ -56,13 +58,13 @@ class ExportThread:
         consume: Callable[[Describe], None],
         limit: int,
         on_drop: Callable[[], None],
-        pace_seconds: float,
+        can_wait_until: Callable[[], float] = float,
     ) -> None:
         self._consume = consume
         self._limit = limit
         self._many = min(_MANY, limit // 2)
         self._on_drop = on_drop
-        self._pace_seconds = pace_seconds
+        self._can_wait_until = can_wait_until
         self._watches: list[_Watch] = []
         self.reset()
         in_children(self.reset)
@@ -78,7 +80,8 @@ class ExportThread:
         self._is_asleep = False
         """Whether only the bell will wake the thread."""
         self._look_at = 0.0
-        self._take_at = 0.0
+        self._begun_at = 0.0
+        """When the thread woke up, or last took what had waited."""
 
     def submit(self, describe: Describe, can_wait: bool = False) -> bool:
         """Hand over one operation; never blocks. False if it was dropped.
@@ -101,7 +104,7 @@ class ExportThread:
         return True
 
     def watch(self, look: Callable[[], None], *things: Collection[object]) -> None:
-        """Have things looked at every :data:`ROUND_SECONDS`, as soon as the thread runs.
+        """Have things looked at every :data:`ROUND_SECONDS`, for the first time within :data:`_LONGEST_SECONDS`.
 
         Args:
             look: Looks at them. It must not raise.
@@ -143,18 +146,19 @@ class ExportThread:
         while True:
             self._wait()
             self._look_if_due()
-            is_due = self._in_haste or time.monotonic() >= self._take_at
-            if self._queue.empty() or not is_due:
+            is_due = time.monotonic() >= self._take_at()
+            if self._queue.empty() or not (is_due or self._in_haste):
                 continue
-            self._take_at = time.monotonic() + max(self._pace_seconds, ROUND_SECONDS)
+            if is_due:
+                self._begun_at = time.monotonic()
             for item in with_breaks(self._waiting(), self._is_late):
                 self._take(item)
-                # Where more comes than can be described, this never ends.
                 self._look_if_due()
 
     def _begin(self) -> None:
         """Something happens, after a time without; the engine's thread is busy with it just now."""
-        self._look_at = self._take_at = time.monotonic() + ROUND_SECONDS
+        self._begun_at = time.monotonic()
+        self._look_at = self._begun_at + ROUND_SECONDS
 
     def _wait(self) -> None:
         """Until there is something to do."""
@@ -176,9 +180,14 @@ class ExportThread:
 
     def _wake_at(self) -> float | None:
         """When the thread has something to do; ``None`` while nothing happens."""
+        take_at = self._take_at()
         if any(watch.had_things or any(watch.things) for watch in self._watches):
-            return min(self._look_at, self._take_at) if not self._queue.empty() else self._look_at
-        return self._take_at if time.monotonic() < self._take_at or not self._queue.empty() else None
+            return self._look_at if self._queue.empty() else min(self._look_at, take_at)
+        return take_at if time.monotonic() < take_at or not self._queue.empty() else None
+
+    def _take_at(self) -> float:
+        until = min(self._can_wait_until(), self._begun_at + _LONGEST_SECONDS)
+        return max(until, self._begun_at + ROUND_SECONDS)
 
     def _look_if_due(self) -> None:
         if time.monotonic() >= self._look_at:
@@ -190,7 +199,8 @@ class ExportThread:
                 watch.had_things = has_things
 
     def _waiting(self) -> Iterator[Describe | _Task]:
-        while not self._queue.empty():
+        # Only what is there now: where more comes than can be described, the bell is to be heard all the same.
+        for _ in range(self._queue.qsize()):
             yield self._queue.get()
 
     def _is_late(self) -> bool:

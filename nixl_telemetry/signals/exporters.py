@@ -16,6 +16,7 @@ from nixl_telemetry.signals.otlp import Message
 
 _SCHEDULE_DELAY: Final = "OTEL_BSP_SCHEDULE_DELAY"
 _DEFAULT_DELAY_MS: Final = 5000
+_LONGEST_DELAY_MS: Final = 3_600_000
 _CHANNEL_OPTIONS: Final = (("grpc.http2.bdp_probe", 0),)
 """gRPC would measure the connection with each answer, in order to receive faster. Here all answers are empty, and to
 measure would be a third of what a message costs its threads."""
@@ -97,10 +98,13 @@ def connect(endpoint: str | None) -> Exporter:
 
 
 def seconds_between_messages() -> float:
-    """How long spans are gathered at most: ``OTEL_BSP_SCHEDULE_DELAY``, in milliseconds, or else the standard's 5 s."""
+    """How long spans are gathered at most: ``OTEL_BSP_SCHEDULE_DELAY``, in milliseconds, or else the standard's 5 s.
+
+    No longer than an hour.
+    """
     text = os.environ.get(_SCHEDULE_DELAY, "")
     if text.isdecimal() and int(text):
-        return int(text) / 1e3
+        return min(int(text), _LONGEST_DELAY_MS) / 1e3
     if text:
         logger().warning("%s=%s is no number of milliseconds, %s is taken", _SCHEDULE_DELAY, text, _DEFAULT_DELAY_MS)
     return _DEFAULT_DELAY_MS / 1e3

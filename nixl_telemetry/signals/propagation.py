@@ -67,7 +67,10 @@ def written(context: SpanContext) -> Carried:
 
 
 def child(parent: Carried, span_id: int) -> Carried | None:
-    """What a new span carries on, sampled if its parent is; ``None`` where there is no parent."""
+    """What a new span carries on, sampled if its parent is; ``None`` where there is no parent.
+
+    The ``tracestate`` passes as it is: whoever reads it takes what is sound.
+    """
     fields = _fields(parent)
     if fields is None:
         return None

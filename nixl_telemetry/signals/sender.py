@@ -18,6 +18,8 @@ Item: TypeAlias = ExportedSpan | BlockSpans
 
 QUIET_SECONDS: Final = 0.2
 """So long after the last span a batch is sent, unless one was sent lately: whoever tries something out sees it soon."""
+_SPARE_SECONDS: Final = 0.5
+"""So long before a message is sent its last spans are to come."""
 _BATCH_SPANS: Final = 512
 _BLOCKS_PER_SPAN: Final = 16
 
@@ -91,6 +93,16 @@ class SpanSender:
             # Once it knows of a batch, the thread wakes in time by itself.
             if begins or self._span_count >= _BATCH_SPANS:
                 self._changed.notify_all()
+
+    def can_wait_until(self) -> float:
+        """Until when a span can come and be sent no later for it, by :func:`time.monotonic`."""
+        at = self._sent_at + self._pace_seconds
+        if self._waiting:
+            at = self._due_at()
+            # It is about to be sent.
+            if at < time.monotonic() + _SPARE_SECONDS:
+                at += self._pace_seconds
+        return at - _SPARE_SECONDS
 
     def flush(self, timeout_seconds: float) -> bool:
         """Send what waits; false if that took longer than the timeout."""

@@ -68,11 +68,11 @@ class Telemetry:
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
         self._open_trail = self._trail
         self.blocks: Final = BlockBudget()
-        self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self.spans.pace_seconds)
+        self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self.spans.can_wait_until)
         self.emit: Final = self._export.submit
         """Hand a finished operation to the export thread, and whether it can wait there; false if it was dropped."""
         self.watch: Final = self._export.watch
-        """Have things that are under way looked at once a second, on the export thread."""
+        """Have things that are under way looked at, once a second as a rule, on the export thread."""
         self.ensure_watched: Final = self._export.ensure
         """Something is under way, and the export thread may not have been needed before."""
         self._reported: set[str] = set()

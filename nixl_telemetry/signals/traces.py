@@ -99,10 +99,9 @@ class SpanWriter:
         if settings.traces and settings.trace_file:
             path, size, count = Path(settings.trace_file), settings.trace_file_max_bytes, settings.trace_file_count
             connects.append(partial(TraceFile, path, size, count))
-        self.pace_seconds: Final = seconds_between_messages()
-        """How long spans are gathered at most."""
+        pace = seconds_between_messages()
         self._senders = [
-            SpanSender(connect, lambda: self._envelope, self.pace_seconds, settings.queue_size, on_lost, on_error)
+            SpanSender(connect, lambda: self._envelope, pace, settings.queue_size, on_lost, on_error)
             for connect in connects
         ]
         self.is_exporting: Final = bool(self._senders)
@@ -133,6 +132,10 @@ class SpanWriter:
             if carried is not None:
                 return carried
         return written(self.new_context(read(parent), name, kind))
+
+    def can_wait_until(self) -> float:
+        """Until when it makes no difference that a span is not written yet, by :func:`time.monotonic`."""
+        return min((sender.can_wait_until() for sender in self._senders), default=0.0)
 
     def write(self, span: Span) -> SpanContext | None:
         """Export a span with its children if its trace is sampled, or if it is to be kept.

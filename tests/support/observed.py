@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import traces
@@ -36,7 +37,17 @@ class Collector:
 
     def spans(self) -> list[ReceivedSpan]:
         """The spans that came, parents before their children."""
+        for request in self.requests:
+            for span in _spans_of(request):
+                keys = [attribute.key for attribute in span.attributes]
+                assert len(set(keys)) == len(keys), keys
         return [span for request in self.requests for span in decode(request)]
+
+
+def _spans_of(request: ExportTraceServiceRequest) -> Iterator[OtlpSpan]:
+    for of_resource in request.resource_spans:
+        for of_scope in of_resource.scope_spans:
+            yield from of_scope.spans
 
 
 @dataclass

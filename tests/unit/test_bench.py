@@ -14,7 +14,7 @@ from benchmarks import figures, interleave, machine, page, pair, results
 from benchmarks.figures import Budget, Figure, Interval, Part
 from benchmarks.interleave import Cost
 from benchmarks.meter import Meter
-from benchmarks.share import Counted, difference
+from benchmarks.share import Counted, difference, until_settled
 from nixl_telemetry.seam.instrument import Hooks
 
 ANYWHERE = dict.fromkeys(page._MACHINE_LABELS, "x")
@@ -216,6 +216,17 @@ def test_what_is_spent_is_the_difference_of_two_reports() -> None:
     assert counted.process == pytest.approx(2.0)
     assert counted.seconds == pytest.approx(10.0)
     assert counted.share == pytest.approx(1.0)
+
+
+def test_what_the_suite_does_after_the_load_counts() -> None:
+    """But not what an idle process takes."""
+    load = Counted("decode's worker", 2.0, {"a": 0.01, "send": 0.002}, seconds=10.0)
+    whole = Counted("decode's worker", 9.0, {"a": 0.01, "send": 0.007}, seconds=21.0)
+
+    counted = until_settled(load, whole)
+
+    assert (counted.own, counted.seconds) == (whole.own, 21.0)
+    assert counted.process == pytest.approx(2.005)
 
 
 @pytest.mark.parametrize(("own", "off", "left"), [(0.005, 0.004, 0.003), (0.005, 0.02, 0.0)])

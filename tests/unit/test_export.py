@@ -19,11 +19,13 @@ class Bench:
 
     def __init__(self, limit: int = 100, pace_seconds: float = 0.0) -> None:
         self.taken = self.dropped = 0
-        self.thread = ExportThread(self._take, limit, self._drop, pace_seconds)
+        self.taken_at = 0.0
+        self.thread = ExportThread(self._take, limit, self._drop, lambda: self.taken_at + pace_seconds)
 
     def _take(self, describe: Describe) -> None:
         describe()
         self.taken += 1
+        self.taken_at = time.monotonic()
 
     def _drop(self) -> None:
         self.dropped += 1
@@ -96,24 +98,61 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.taken >= 4
 
 
-def test_a_steady_stream_is_taken_at_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first after a pause in the next round, the others together when the pace ends."""
+def test_a_steady_stream_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first after a pause is taken in the next round, the others together, when they can wait no longer."""
     monkeypatch.setattr(export, "ROUND_SECONDS", 0.2)
     bench = Bench(pace_seconds=1.0)
     begin = time.monotonic()
     bench.hand_over(1, can_wait=True)
     assert wait_until(lambda: bench.taken == 1, 5)
-    taken: list[float] = []
-    while bench.taken < 7 and time.monotonic() - begin < 10:
-        before = bench.taken
+    first = time.monotonic()
+    for _ in range(5):
         bench.hand_over(1, can_wait=True)
         time.sleep(0.1)
-        if bench.taken > before:
-            taken.append(time.monotonic())
+    assert bench.taken == 1
+    assert wait_until(lambda: bench.taken == 6, 5)
 
-    assert taken[0] - begin > 0.1
-    assert 0.8 < taken[0] - begin < 2.5
-    assert bench.taken >= 7
+    assert 0.2 <= first - begin < 0.9
+    assert 0.9 < time.monotonic() - first < 2
+
+
+def test_things_are_looked_at_though_nothing_is_to_be_sent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What began while operations are gathered, in time; then in each round."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(export, "_LONGEST_SECONDS", 0.5)
+    bench = Bench(pace_seconds=60.0)
+    things: list[int] = []
+    looked: list[float] = []
+    bench.thread.watch(lambda: looked.append(time.monotonic()), things)
+    bench.hand_over(1, can_wait=True)
+    assert wait_until(lambda: bench.taken == 1, 5)
+    begin = time.monotonic()
+    things.append(1)
+    bench.thread.ensure()
+    assert wait_until(lambda: len(looked) >= 3, 5)
+
+    assert looked[0] - begin < 1.5
+    assert looked[2] - looked[0] < 1
+
+
+def test_the_bell_is_heard_under_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation that comes while many wait rings it."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    bench = Bench()
+
+    def slow() -> Description:
+        time.sleep(0.002)
+        return Description()
+
+    rings = 0
+    begin = time.monotonic()
+    while time.monotonic() - begin < 2:
+        bench.hand_over(1, can_wait=True, describe=slow)
+        rings = max(rings, bench.thread._bell.qsize())
+        time.sleep(0.0005)
+
+    assert bench.dropped > 0
+    assert rings <= 200
 
 
 def test_nobody_looks_where_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +211,7 @@ def test_haste_is_not_lost_on_a_thread_that_was_woken_before() -> None:
     bench = Bench()
     bench.hand_over(1, can_wait=False)
     assert wait_until(lambda: bench.taken == 1, 5)
-    bench.thread._take_at = 0.0
+    bench.thread._begun_at = -60.0
     bench.thread._bell.put(False)
     assert wait_until(lambda: bench.thread._is_asleep, 5)
     bench.hand_over(1, can_wait=True)

@@ -5,17 +5,24 @@
 import os
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.trace import SpanKind
 
 from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals import export, sender
 from nixl_telemetry.signals.catalogue import TRANSFER_BYTES
+from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.description import Description, LogLine, Span
+from nixl_telemetry.signals.otlp import Message
 from nixl_telemetry.signals.semconv import EventName, Signal, SpanName, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
-from tests.support.observed import Observed
+from nixl_telemetry.testbed.otlp_spans import decode
+from tests.support.observed import Collector, Observed
+from tests.support.peers import wait_until
 
 ERRORS = "nixl_telemetry_errors_total"
 DROPPED = "nixl_telemetry_dropped_total"
@@ -186,3 +193,33 @@ def test_what_clients_and_peers_say_cannot_write_on_a_terminal(observed: Observe
     assert f"server.address={shown}" in message
     assert f"nixl.compat.differing={shown}" in message
     assert message.isprintable()
+
+
+def test_spans_of_a_steady_stream_are_in_time(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are described when the next message is near, whatever fails in between."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1000")
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "_SPARE_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "QUIET_SECONDS", 0.05)
+    arrivals: list[tuple[float, list[int]]] = []
+
+    def send(message: Message) -> None:
+        request = ExportTraceServiceRequest.FromString(message.data)
+        arrivals.append((time.monotonic(), [int(span.attributes["number"]) for span in decode(request)]))
+
+    monkeypatch.setattr(collector, "send", send)
+    telemetry = Telemetry(Settings.load({}, {}), TransferMode.PULL, {"nixl.engine.id": "here"})
+    ended: list[float] = []
+    begin = time.monotonic()
+    while time.monotonic() - begin < 4.5:
+        span = Span(SpanName.LEASE, SpanKind.PRODUCER, now_ns(), now_ns(), {"number": len(ended)})
+        ended.append(time.monotonic())
+        telemetry.emit(partial(Description, span), len(ended) % 35 > 0)
+        time.sleep(0.02)
+    assert wait_until(lambda: sum(len(numbers) for _, numbers in arrivals) == len(ended), 5)
+    telemetry.close()
+
+    late = [at - ended[number] for at, numbers in arrivals for number in numbers]
+    assert sorted(number for _, numbers in arrivals for number in numbers) == list(range(len(ended)))
+    assert max(late) < 1.9
+    assert len(arrivals) <= 7
