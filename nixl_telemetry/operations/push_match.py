@@ -3,6 +3,7 @@
 """How the two halves of a push meet on the prefill side: a registration of the decode side, and a request's blocks."""
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -61,6 +62,10 @@ class PushMatches:
         self._deferred: dict[str, dict[str, str]] = {}
         """Those whose push waits for a handshake: by engine id, the peer's request id by this instance's."""
         self._blamed: set[str] = set()
+        self._counted: Final = dict.fromkeys(PushSide, 0)
+        """How many wait, as far as was recorded."""
+        # Held for a moment: two threads must not record the same change.
+        self._counting: Final = threading.Lock()
         series = telemetry.series
         self._unmatched: Final = {side: series(PUSH_UNMATCHED, side) for side in PushSide}
         self._events: Final = {event: series(PUSH_REGISTRATIONS, event) for event in RegistrationEvent}
@@ -69,7 +74,10 @@ class PushMatches:
 
     @guarded
     def blocks_ready(self, request_ids: Iterable[str]) -> None:
-        """The prefill of these requests is done."""
+        """The prefill of these requests is done.
+
+        How many wait is recorded with what comes next, or by :meth:`_look`: nearly all are matched in the next steps.
+        """
         for request_id in request_ids:
             self._wait(PushSide.BLOCKS, request_id, None)
 
@@ -79,8 +87,8 @@ class PushMatches:
         # Each rank of the decode side sends one, with the same id; vLLM uses the first.
         if request_id in self._met or request_id in self._halves[PushSide.REGISTRATION]:
             return
-        self.telemetry.record_all([(self._events[RegistrationEvent.RECEIVED], (1,))])
         self._wait(PushSide.REGISTRATION, request_id, peer)
+        self._record([(self._events[RegistrationEvent.RECEIVED], (1,))])
 
     @guarded
     def unreadable(self) -> None:
@@ -110,22 +118,19 @@ class PushMatches:
         updates: list[Update] = [
             (self._events[RegistrationEvent.MATCHED], (1,)),
             (self._match_wait[first], (abs(registered_ns - blocks_ns) / 1e9,)),
-            # One that did not wait was not counted before.
-            (self._unmatched[PushSide.REGISTRATION], (-1,))
-            if registration
-            else (self._events[RegistrationEvent.RECEIVED], (1,)),
         ]
-        if blocks:
-            updates.append((self._unmatched[PushSide.BLOCKS], (-1,)))
-        self.telemetry.record_all(updates)
+        if not registration:
+            # One that did not wait was not counted before.
+            updates.append((self._events[RegistrationEvent.RECEIVED], (1,)))
+        self._record(updates)
 
     @guarded
     def ended(self, request_ids: set[str]) -> None:
         """vLLM frees these requests' blocks, whether somebody came for them or not."""
         halves = self._halves[PushSide.BLOCKS]
-        over = [request_id for request_id in request_ids if halves.pop(request_id, None)]
-        if over:
-            self.telemetry.record_all([(self._unmatched[PushSide.BLOCKS], (-len(over),))])
+        for request_id in request_ids:
+            halves.pop(request_id, None)
+        self._record([])
 
     @guarded
     def deferred(self, engine_id: str, request_id: str, registered_id: str) -> None:
@@ -168,12 +173,22 @@ class PushMatches:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
             return
         halves[request_id] = _Half(peer)
-        self.telemetry.record_all([(self._unmatched[side], (1,))])
         self.telemetry.ensure_watched()
+
+    def _record(self, updates: list[Update]) -> None:
+        """Record these, and how many wait."""
+        with self._counting:
+            for side, halves in self._halves.items():
+                change = len(halves) - self._counted[side]
+                if change:
+                    self._counted[side] += change
+                    updates.append((self._unmatched[side], (change,)))
+            self.telemetry.record_all(updates)
 
     @guarded
     def _look(self) -> None:
         """Tell since when the oldest wait, and of each that waits long, once; on the export thread."""
+        self._record([])
         limit_ns = self.telemetry.settings.watchdog_seconds * 1e9
         latest = now_ns() - limit_ns
         late: dict[PushSide, tuple[str, _Half]] = {}

@@ -90,8 +90,9 @@ class SpanSender:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
                 self._thread.start()
-            # Once it knows of a batch, the thread wakes in time by itself.
-            if begins or self._span_count >= _BATCH_SPANS:
+            # Once it knows of a batch, or of a stream, the thread wakes in time by itself.
+            in_stream = self._last_at < self._sent_at + self._pace_seconds
+            if (begins and not in_stream) or self._span_count >= _BATCH_SPANS:
                 self._changed.notify_all()
 
     def can_wait_until(self) -> float:
@@ -155,9 +156,11 @@ class SpanSender:
         return self._flushing or self._span_count >= _BATCH_SPANS or time.monotonic() >= self._due_at()
 
     def _seconds_to_wait(self) -> float | None:
-        if not self._waiting:
-            return None
-        return max(0.0, self._due_at() - time.monotonic())
+        now = time.monotonic()
+        if self._waiting:
+            return max(0.0, self._due_at() - now)
+        next_at = self._sent_at + self._pace_seconds
+        return next_at - now if now < next_at else None
 
     def _due_at(self) -> float:
         soon = max(self._last_at + QUIET_SECONDS, self._sent_at + self._pace_seconds)

@@ -2,6 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """How the halves of a push meet: every registration is matched, failed or waits; who came first, and for how long."""
 
+import sys
+import threading
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -57,7 +60,6 @@ def test_the_registration_comes_first(matches: PushMatches, observed: Observed, 
 
     assert waiting == {(REGISTRATIONS, "received"): 1, (UNMATCHED, "registration"): 1}
     assert observed.updates() == {
-        (UNMATCHED, "blocks"): 0,
         (UNMATCHED, "registration"): -1,
         (REGISTRATIONS, "matched"): 1,
         (WAIT, "registration"): [1.5],
@@ -71,7 +73,6 @@ def test_the_blocks_come_first(matches: PushMatches, observed: Observed, clock: 
     matches.matched("p-1", "d-1")
 
     assert observed.updates() == {
-        (UNMATCHED, "blocks"): 0,
         (REGISTRATIONS, "received"): 1,
         (REGISTRATIONS, "matched"): 1,
         (WAIT, "blocks"): [0.25],
@@ -90,11 +91,43 @@ def test_each_rank_of_the_decode_side_registers(matches: PushMatches, observed: 
 
 
 def test_blocks_that_nobody_wants(matches: PushMatches, observed: Observed) -> None:
-    """Their lease expires."""
-    matches.blocks_ready(["p-1"])
+    """They are told when they are looked at, and when their lease expires."""
+    matches.blocks_ready(["p-1", "p-2"])
+    assert observed.updates() == {}
+    matches._look()
+    assert observed.updates()[UNMATCHED, "blocks"] == 2
     matches.ended({"p-1", "other"})
 
-    assert observed.updates() == {(UNMATCHED, "blocks"): 0}
+    assert observed.updates() == {(UNMATCHED, "blocks"): -1}
+
+
+def test_what_waits_is_told_with_what_comes_next(matches: PushMatches, observed: Observed) -> None:
+    """Here with another request's match."""
+    matches.blocks_ready(["p-1", "p-2"])
+    matches.matched("p-2", "d-2")
+
+    assert observed.updates()[UNMATCHED, "blocks"] == 1
+
+
+def test_two_threads_do_not_tell_the_same_change(matches: PushMatches, observed: Observed) -> None:
+    """The writer's, the engine's and the export thread all record how many wait."""
+
+    def come_and_go(prefix: str) -> None:
+        for number in range(2000):
+            matches.blocks_ready([f"{prefix}{number}"])
+            matches._record([])
+            matches.ended({f"{prefix}{number}"})
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=come_and_go, args=(prefix,)) for prefix in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+
+    assert observed.updates().get((UNMATCHED, "blocks"), 0) == 0
 
 
 def test_registrations_that_cannot_be_read(matches: PushMatches, observed: Observed) -> None:
