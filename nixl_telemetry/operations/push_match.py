@@ -3,7 +3,6 @@
 """How the two halves of a push meet on the prefill side: a registration of the decode side, and a request's blocks."""
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -62,10 +61,8 @@ class PushMatches:
         self._deferred: dict[str, dict[str, str]] = {}
         """Those whose push waits for a handshake: by engine id, the peer's request id by this instance's."""
         self._blamed: set[str] = set()
-        self._counted: Final = dict.fromkeys(PushSide, 0)
-        """How many wait, as far as was recorded."""
-        # Held for a moment: two threads must not record the same change.
-        self._counting: Final = threading.Lock()
+        self._uncounted: Final[dict[str, bool]] = {}
+        """Blocks that wait and were not counted yet, by request id; whoever takes one out decides if it ever is."""
         series = telemetry.series
         self._unmatched: Final = {side: series(PUSH_UNMATCHED, side) for side in PushSide}
         self._events: Final = {event: series(PUSH_REGISTRATIONS, event) for event in RegistrationEvent}
@@ -76,10 +73,16 @@ class PushMatches:
     def blocks_ready(self, request_ids: Iterable[str]) -> None:
         """The prefill of these requests is done.
 
-        How many wait is recorded with what comes next, or by :meth:`_look`: nearly all are matched in the next steps.
+        Those that wait are counted when they are first looked at: nearly all are matched before.
         """
+        halves = self._halves[PushSide.BLOCKS]
         for request_id in request_ids:
-            self._wait(PushSide.BLOCKS, request_id, None)
+            if request_id in halves:
+                continue
+            # First: the writer's thread may match it at once.
+            self._uncounted[request_id] = True
+            if not self._wait(PushSide.BLOCKS, request_id, None):
+                del self._uncounted[request_id]
 
     @guarded
     def registered(self, request_id: str, peer: Peer) -> None:
@@ -87,8 +90,10 @@ class PushMatches:
         # Each rank of the decode side sends one, with the same id; vLLM uses the first.
         if request_id in self._met or request_id in self._halves[PushSide.REGISTRATION]:
             return
-        self._wait(PushSide.REGISTRATION, request_id, peer)
-        self._record([(self._events[RegistrationEvent.RECEIVED], (1,))])
+        updates: list[Update] = [(self._events[RegistrationEvent.RECEIVED], (1,))]
+        if self._wait(PushSide.REGISTRATION, request_id, peer):
+            updates.append((self._unmatched[PushSide.REGISTRATION], (1,)))
+        self.telemetry.record_all(updates)
 
     @guarded
     def unreadable(self) -> None:
@@ -118,19 +123,23 @@ class PushMatches:
         updates: list[Update] = [
             (self._events[RegistrationEvent.MATCHED], (1,)),
             (self._match_wait[first], (abs(registered_ns - blocks_ns) / 1e9,)),
-        ]
-        if not registration:
             # One that did not wait was not counted before.
-            updates.append((self._events[RegistrationEvent.RECEIVED], (1,)))
-        self._record(updates)
+            (self._unmatched[PushSide.REGISTRATION], (-1,))
+            if registration
+            else (self._events[RegistrationEvent.RECEIVED], (1,)),
+        ]
+        if blocks and not self._uncounted.pop(request_id, False):
+            updates.append((self._unmatched[PushSide.BLOCKS], (-1,)))
+        self.telemetry.record_all(updates)
 
     @guarded
     def ended(self, request_ids: set[str]) -> None:
         """vLLM frees these requests' blocks, whether somebody came for them or not."""
         halves = self._halves[PushSide.BLOCKS]
-        for request_id in request_ids:
-            halves.pop(request_id, None)
-        self._record([])
+        over = [request_id for request_id in request_ids if halves.pop(request_id, None)]
+        counted = [request_id for request_id in over if not self._uncounted.pop(request_id, False)]
+        if counted:
+            self.telemetry.record_all([(self._unmatched[PushSide.BLOCKS], (-len(counted),))])
 
     @guarded
     def deferred(self, engine_id: str, request_id: str, registered_id: str) -> None:
@@ -165,30 +174,25 @@ class PushMatches:
         self.telemetry.emit(lambda: Description(log=line))
         self.telemetry.audit(lambda: Record("push_failed", attributes))
 
-    def _wait(self, side: PushSide, request_id: str, peer: Peer | None) -> None:
+    def _wait(self, side: PushSide, request_id: str, peer: Peer | None) -> bool:
+        """Whether it is one more that waits."""
         halves = self._halves[side]
         if request_id in halves:
-            return
+            return False
         if len(halves) >= self.LIMIT:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
-            return
+            return False
         halves[request_id] = _Half(peer)
         self.telemetry.ensure_watched()
-
-    def _record(self, updates: list[Update]) -> None:
-        """Record these, and how many wait."""
-        with self._counting:
-            for side, halves in self._halves.items():
-                change = len(halves) - self._counted[side]
-                if change:
-                    self._counted[side] += change
-                    updates.append((self._unmatched[side], (change,)))
-            self.telemetry.record_all(updates)
+        return True
 
     @guarded
     def _look(self) -> None:
         """Tell since when the oldest wait, and of each that waits long, once; on the export thread."""
-        self._record([])
+        blocks = self._halves[PushSide.BLOCKS]
+        new = [one for one in tuple(self._uncounted) if one in blocks and self._uncounted.pop(one, False)]
+        if new:
+            self.telemetry.record_all([(self._unmatched[PushSide.BLOCKS], (len(new),))])
         limit_ns = self.telemetry.settings.watchdog_seconds * 1e9
         latest = now_ns() - limit_ns
         late: dict[PushSide, tuple[str, _Half]] = {}

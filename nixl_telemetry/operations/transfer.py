@@ -217,7 +217,8 @@ class Transfer:
             self._end_for(self.request)
         table = self.table
         table.keep(self)
-        if not table.telemetry.emit(self.describe, error is None):
+        can_wait = error is None and not table.telemetry.blocks.is_short
+        if not table.telemetry.emit(self.describe, can_wait):
             self._take_moves()
         table.telemetry.audit(self.audit_record)
 

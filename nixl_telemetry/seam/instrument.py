@@ -36,8 +36,8 @@ def instrument(target: Any, hooks: type[Hooks], observer: object) -> bool:
         Whether it is observed.
     """
     stock = type(target)
-    made = _made.get((hooks, stock)) or _made.setdefault((hooks, stock), _derive(hooks, stock))
     try:
+        made = _made.get((hooks, stock)) or _made.setdefault((hooks, stock), _derive(hooks, stock))
         setattr(target, OBSERVER, observer)
         target.__class__ = made
     except (AttributeError, TypeError) as error:

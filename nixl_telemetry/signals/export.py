@@ -80,8 +80,7 @@ class ExportThread:
         self._is_asleep = False
         """Whether only the bell will wake the thread."""
         self._look_at = 0.0
-        self._begun_at = 0.0
-        """When the thread woke up, or last took what had waited."""
+        self._take_at = 0.0
 
     def submit(self, describe: Describe, can_wait: bool = False) -> bool:
         """Hand over one operation; never blocks. False if it was dropped.
@@ -146,19 +145,24 @@ class ExportThread:
         while True:
             self._wait()
             self._look_if_due()
-            is_due = time.monotonic() >= self._take_at()
+            is_due = time.monotonic() >= self._take_at
             if self._queue.empty() or not (is_due or self._in_haste):
                 continue
-            if is_due:
-                self._begun_at = time.monotonic()
             for item in with_breaks(self._waiting(), self._is_late):
                 self._take(item)
                 self._look_if_due()
+            if is_due:
+                self._plan()
 
     def _begin(self) -> None:
         """Something happens, after a time without; the engine's thread is busy with it just now."""
-        self._begun_at = time.monotonic()
-        self._look_at = self._begun_at + ROUND_SECONDS
+        self._look_at = time.monotonic() + ROUND_SECONDS
+        self._plan()
+
+    def _plan(self) -> None:
+        """Decide until when operations are gathered."""
+        now = time.monotonic()
+        self._take_at = max(min(self._can_wait_until(), now + _LONGEST_SECONDS), now + ROUND_SECONDS)
 
     def _wait(self) -> None:
         """Until there is something to do."""
@@ -180,14 +184,9 @@ class ExportThread:
 
     def _wake_at(self) -> float | None:
         """When the thread has something to do; ``None`` while nothing happens."""
-        take_at = self._take_at()
         if any(watch.had_things or any(watch.things) for watch in self._watches):
-            return self._look_at if self._queue.empty() else min(self._look_at, take_at)
-        return take_at if time.monotonic() < take_at or not self._queue.empty() else None
-
-    def _take_at(self) -> float:
-        until = min(self._can_wait_until(), self._begun_at + _LONGEST_SECONDS)
-        return max(until, self._begun_at + ROUND_SECONDS)
+            return self._look_at if self._queue.empty() else min(self._look_at, self._take_at)
+        return self._take_at if time.monotonic() < self._take_at or not self._queue.empty() else None
 
     def _look_if_due(self) -> None:
         if time.monotonic() >= self._look_at:

@@ -117,6 +117,11 @@ class BlockBudget:
             self._taken += count
             return True
 
+    @property
+    def is_short(self) -> bool:
+        """Whether what waits is better described soon."""
+        return self._taken > self.LIMIT // 2
+
     def give_back(self, count: int) -> None:
         """They were described, or dropped."""
         with self._lock:

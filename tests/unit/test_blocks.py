@@ -4,6 +4,7 @@
 
 import itertools
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -171,6 +172,24 @@ def test_no_limit_means_no_limit(collector: Collector) -> None:
     spans = Observed(telemetry, collector).spans()
     assert (len(blocks_of(spans)), len(spans)) == (8192, 8193)
     assert telemetry.drain()["nixl_transfer_blocks_total"] == {"read": 8192}  # type: ignore[index]
+    telemetry.close()
+
+
+def test_large_transfers_are_not_gathered(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait would take the room of those that come, which would be without their blocks."""
+    monkeypatch.setattr(BlockBudget, "LIMIT", 1000)
+    telemetry = Telemetry(Settings.load({}, {}), TransferMode.PULL, {})
+    ids = list(range(300))
+    begin = time.monotonic()
+    for _ in range(12):
+        transfer(telemetry, [ids], [ids])
+        time.sleep(0.05)
+    observed = Observed(telemetry, collector)
+
+    assert observed.updates().get(("nixl_telemetry_dropped_total", "blocks")) is None
+    transfers = [span for span in observed.spans() if span.name == "nixl.transfer"]
+    assert [span.attributes["nixl.block.detail"] for span in transfers] == 12 * ["runs"]
+    assert time.monotonic() - begin < 5
     telemetry.close()
 
 

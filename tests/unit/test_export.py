@@ -116,6 +116,27 @@ def test_a_steady_stream_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.9 < time.monotonic() - first < 2
 
 
+def test_what_is_gathered_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though something else is handed to the sender meanwhile: the message is the one that was planned for."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    bench = Bench()
+    asked: list[float] = []
+
+    def can_wait_until() -> float:
+        asked.append(time.monotonic())
+        return time.monotonic() + 0.4 * len(asked)
+
+    bench.thread = ExportThread(bench._take, 100, bench._drop, can_wait_until)
+    begin = time.monotonic()
+    for number in range(8):
+        bench.hand_over(1, can_wait=number > 0)
+        time.sleep(0.02)
+    assert wait_until(lambda: bench.taken == 8, 5)
+
+    assert time.monotonic() - begin < 0.9
+    assert len(asked) <= 3
+
+
 def test_things_are_looked_at_though_nothing_is_to_be_sent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What began while operations are gathered, in time; then in each round."""
     monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
@@ -211,7 +232,7 @@ def test_haste_is_not_lost_on_a_thread_that_was_woken_before() -> None:
     bench = Bench()
     bench.hand_over(1, can_wait=False)
     assert wait_until(lambda: bench.taken == 1, 5)
-    bench.thread._begun_at = -60.0
+    bench.thread._take_at = 0.0
     bench.thread._bell.put(False)
     assert wait_until(lambda: bench.thread._is_asleep, 5)
     bench.hand_over(1, can_wait=True)

@@ -4,6 +4,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -13,7 +14,7 @@ from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.push_match import PushMatches
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.metrics import label_values
-from nixl_telemetry.signals.semconv import ErrorType, TransferMode
+from nixl_telemetry.signals.semconv import ErrorType, PushSide, TransferMode
 from nixl_telemetry.signals.telemetry import Telemetry
 from tests.support.observed import Observed
 
@@ -101,26 +102,30 @@ def test_blocks_that_nobody_wants(matches: PushMatches, observed: Observed) -> N
     assert observed.updates() == {(UNMATCHED, "blocks"): -1}
 
 
-def test_what_waits_is_told_with_what_comes_next(matches: PushMatches, observed: Observed) -> None:
-    """Here with another request's match."""
-    matches.blocks_ready(["p-1", "p-2"])
-    matches.matched("p-2", "d-2")
-
-    assert observed.updates()[UNMATCHED, "blocks"] == 1
-
-
-def test_two_threads_do_not_tell_the_same_change(matches: PushMatches, observed: Observed) -> None:
-    """The writer's, the engine's and the export thread all record how many wait."""
+def test_threads_agree_on_what_was_counted(matches: PushMatches, observed: Observed) -> None:
+    """The export thread counts what is taken away by the writer's and the engine's just now."""
 
     def come_and_go(prefix: str) -> None:
         for number in range(2000):
             matches.blocks_ready([f"{prefix}{number}"])
-            matches._record([])
+            matches._look()
             matches.ended({f"{prefix}{number}"})
+
+    def bring() -> None:
+        for number in range(2000):
+            matches.blocks_ready([f"w{number}"])
+            time.sleep(0)
+
+    def match() -> None:
+        for number in range(2000):
+            while f"w{number}" not in matches._halves[PushSide.BLOCKS]:
+                time.sleep(0)
+            matches.matched(f"w{number}", f"d{number}")
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=come_and_go, args=(prefix,)) for prefix in "abc"]
+    threads = [threading.Thread(target=come_and_go, args=(prefix,)) for prefix in "ab"]
+    threads += [threading.Thread(target=bring), threading.Thread(target=match)]
     for thread in threads:
         thread.start()
     for thread in threads:
