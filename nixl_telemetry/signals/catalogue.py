@@ -353,8 +353,8 @@ PUSH_MATCH_WAIT: Final = Metric(
 PUSH_UNMATCHED: Final = Metric(
     "nixl_push_unmatched",
     Kind.LEVEL,
-    "Halves of a push that wait for the other on the prefill side; each rank counts its own. Blocks count from when they "
-    "are first looked at, 1 to 5 s after they came: nearly all are matched before.",
+    "Halves of a push that wait for the other on the prefill side; each rank counts its own. Blocks count from the "
+    "first look at them, 1 to 5 s after they came: nearly all are matched before.",
     "P, push",
     (Label("side", tuple(PushSide)),),
 )
