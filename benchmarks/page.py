@@ -120,7 +120,7 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
 
 def _budgets(budgets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "## Budgets\n"
-    yield "In brackets: 95 % bootstrap interval.\n"
+    yield "In brackets: 95 % bootstrap interval. Shares and memory are counted once in a run.\n"
     yield _table(
         ("what", "value", "budget", "kept"),
         (

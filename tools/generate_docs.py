@@ -784,13 +784,14 @@ the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_T
 vLLM hands a request's `traceparent` to its connectors with 1. only: with 2. and 3. alone the suite's spans are in
 traces of their own, which still span prefill and decode.
 
-An operation becomes spans a second after its end, one that failed at once, and they are sent 0.2 s after the last.
-In a steady stream there is a message every `OTEL_BSP_SCHEDULE_DELAY` milliseconds (5,000 by default, as for vLLM's own
-spans; an hour at most), and as soon as 512 spans wait; what succeeded is gathered until shortly before it.
-With `--shutdown-timeout 0`, its default, vLLM kills its processes at once when it is stopped, too early for an export
-at exit: what waits then is lost.
-With a `--shutdown-timeout` it is exported; with a shorter delay less is lost, at a cost of about 2 ms of CPU time for
-each message by gRPC.
+Handshakes and all that failed become spans at once; transfers, receives and leases that succeeded within a second, and
+while requests keep coming half a second before the next message, or within 5 s.
+Spans are sent 0.2 s after the last one; while more keep coming, every `OTEL_BSP_SCHEDULE_DELAY` milliseconds (5,000 by
+default, as for vLLM's own spans; an hour at most), and as soon as 512 wait.
+With `--shutdown-timeout 0`, its default, vLLM kills its processes within half a second when it is stopped, too early
+for an export at exit: what waits then is lost, and nobody is left to count it.
+With a `--shutdown-timeout` it is exported, as far as `shutdown_timeout_seconds` allows; with a shorter delay less is
+lost, at a cost of about 2 ms of CPU time for each message by gRPC.
 A batch that is not taken within the exporter's timeout is lost; `nixl_telemetry_dropped_total{signal="spans"}` counts
 its spans.
 
