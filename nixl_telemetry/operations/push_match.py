@@ -175,10 +175,8 @@ class PushMatches:
         self.telemetry.audit(lambda: Record("push_failed", attributes))
 
     def _wait(self, side: PushSide, request_id: str, peer: Peer | None) -> bool:
-        """Whether it is one more that waits."""
+        """A half that is not there yet; whether there is room for it."""
         halves = self._halves[side]
-        if request_id in halves:
-            return False
         if len(halves) >= self.LIMIT:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.HOOK)
             return False

@@ -58,7 +58,7 @@ class ExportThread:
         consume: Callable[[Describe], None],
         limit: int,
         on_drop: Callable[[], None],
-        can_wait_until: Callable[[], float] = float,
+        can_wait_until: Callable[[], float],
     ) -> None:
         self._consume = consume
         self._limit = limit
