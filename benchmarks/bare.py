@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 from vllm.v1.outputs import KVConnectorOutput
 
 from nixl_telemetry.seam.connector import InstrumentedNixlPullConnector, InstrumentedNixlPushConnector
-from nixl_telemetry.seam.stats import TelemetryStats
+from nixl_telemetry.seam.stats import WorkerStats
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals import traces
 from nixl_telemetry.signals.logger import LOGGER_NAME
@@ -94,7 +94,7 @@ def worker_connector(mode: str, instrumented: bool, agent: Any, **settings: Any)
     connector: Any = object.__new__(CONNECTORS[mode][instrumented])
     stock_worker = {"pull": "NixlPullConnectorWorker", "push": "NixlPushConnectorWorker"}[mode]
     worker = _bare_worker(stock_worker, agent)
-    worker.xfer_stats = TelemetryStats() if instrumented else NixlKVConnectorStats()
+    worker.xfer_stats = WorkerStats() if instrumented else NixlKVConnectorStats()
     connector.connector_worker, connector.connector_scheduler = worker, None
     return _attached(connector, instrumented, settings)
 

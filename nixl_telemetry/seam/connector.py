@@ -12,7 +12,7 @@ from nixl_telemetry.seam import payload
 from nixl_telemetry.seam.agent import observe_agent
 from nixl_telemetry.seam.instrument import Hooks, instrument
 from nixl_telemetry.seam.scheduler import SchedulerHooks, SchedulerObserver
-from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
+from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats, WorkerStats
 from nixl_telemetry.seam.versions import connector_version, nixl_version, vllm_version
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks, WorkerHooks
 from nixl_telemetry.seam.worker_observer import WorkerObserver, payload_made
@@ -46,7 +46,7 @@ class _ConnectorHooks(Hooks, _Stock):
         super().__init__(vllm_config, role, kv_cache_config)
         if self.connector_worker is not None:
             # In any case: ranks and the scheduler add their stats up, and stock ones cannot take ours in.
-            self.connector_worker.xfer_stats = TelemetryStats()
+            self.connector_worker.xfer_stats = WorkerStats()
         if settings.enabled:
             try:
                 rank = int(getattr(getattr(vllm_config, "parallel_config", None), "rank", 0))

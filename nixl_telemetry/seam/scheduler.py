@@ -295,8 +295,8 @@ class SchedulerHooks(Hooks):
             self._nixl_telemetry.output_arrived(connector_output)
         return result
 
-    def build_connector_meta(self, *args: Any, **kwargs: Any) -> Any:
-        metadata = self._stock_class.build_connector_meta(self, *args, **kwargs)
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        metadata = self._stock_class.build_connector_meta(self, scheduler_output)
         observer = self._nixl_telemetry
         if observer.has_notes or getattr(metadata, "reqs_to_recv", True):
             observer.step_built(metadata)

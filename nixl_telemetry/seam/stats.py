@@ -55,6 +55,12 @@ class TelemetryStats(NixlKVConnectorStats):
             super().record_transfer(res)
 
 
+class WorkerStats(TelemetryStats):
+    """What a worker collects. Updates are added to what it gives away: asked in each step, it has none."""
+
+    is_empty = NixlKVConnectorStats.is_empty
+
+
 def with_updates(stats: TelemetryStats | None, batch: Batch | None) -> TelemetryStats | None:
     """Stats of a step with metric updates added, made where there are none; ``None`` without updates."""
     if batch is None:

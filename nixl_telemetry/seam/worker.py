@@ -14,7 +14,7 @@ What is touched, and why nothing public serves:
   request asks for a handshake. The last one also has D's registration, with the trace context in it.
 - ``_do_send_reg_notif``: when a registration is really sent.
 - ``_handle_push_reg_notif``: that a registration came, and whether its request's blocks were there.
-- ``_get_new_notifs``: which requests were fetched; others that vLLM reports as sent have expired.
+- ``_get_new_notifs`` (pull): which requests were fetched; others that vLLM reports as sent have expired.
 - ``get_transfer_results`` (from 0.30 on) and ``get_finished``: which requests have their KV, or failed.
 
 Checked in vLLM 0.28.0 to 0.33.0. Where one is missing, what it shows stays invisible and everything else works.
@@ -78,12 +78,6 @@ class WorkerHooks(Hooks):
         self._nixl_telemetry.handshake_wanted(engine_id)
         return self._stock_class._ensure_handshake(self, engine_id, *args, **kwargs)
 
-    def _get_new_notifs(self) -> Any:
-        notified = self._stock_class._get_new_notifs(self)
-        if notified:
-            self._nixl_telemetry.notified(notified)
-        return notified
-
     def get_transfer_results(self) -> Any:
         results = self._stock_class.get_transfer_results(self)
         if getattr(results, "finished_sending", True) or getattr(results, "finished_recving", True):
@@ -97,15 +91,6 @@ class WorkerHooks(Hooks):
             self._nixl_telemetry.finished_arrived(finished)
         return finished
 
-    def start_load_kv(self, metadata: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(metadata, NOTES):
-            self._nixl_telemetry.notes_arrived(metadata)
-        try:
-            return self._stock_class.start_load_kv(self, metadata, *args, **kwargs)
-        finally:
-            if self._nixl_telemetry.untold:
-                self._nixl_telemetry.posts_end()
-
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> Any:
         start_ns = now_ns()
         with seeing_factors() as factors:
@@ -116,6 +101,22 @@ class WorkerHooks(Hooks):
 
 class PullWorkerHooks(WorkerHooks):
     """For the pull worker, which READs."""
+
+    def _get_new_notifs(self) -> Any:
+        notified = self._stock_class._get_new_notifs(self)
+        if notified:
+            self._nixl_telemetry.notified(notified)
+        return notified
+
+    def start_load_kv(self, metadata: Any) -> Any:
+        observer = self._nixl_telemetry
+        if hasattr(metadata, NOTES):
+            observer.notes_arrived(metadata)
+        try:
+            return self._stock_class.start_load_kv(self, metadata)
+        finally:
+            if observer.untold:
+                observer.posts_end()
 
     def _background_nixl_handshake(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
         observer = self._nixl_telemetry
@@ -135,6 +136,11 @@ class PullWorkerHooks(WorkerHooks):
 
 class PushWorkerHooks(WorkerHooks):
     """For the push worker, which WRITEs, on a thread of its own."""
+
+    def start_load_kv(self, metadata: Any) -> Any:
+        if hasattr(metadata, NOTES):
+            self._nixl_telemetry.notes_arrived(metadata)
+        return self._stock_class.start_load_kv(self, metadata)
 
     def _send_registration_to_p(self, req_id: Any, *args: Any, **kwargs: Any) -> Any:
         observer = self._nixl_telemetry

@@ -395,8 +395,11 @@ class WorkerObserver:
     def _done_elsewhere(self, request_id: str) -> None:
         """A peer is done with a request, which this instance may not know, or no longer."""
         worker = self._worker
-        known = (worker._reqs_to_send, worker._reqs_to_process, worker._recving_metadata)
-        if not any(request_id in requests for requests in known):
+        if request_id in worker._reqs_to_send or request_id in worker._reqs_to_process:
+            # In pull vLLM waits for all ranks of the peer.
+            if self.telemetry.mode is TransferMode.PUSH:
+                self._deliveries.arrived(request_id)
+        elif request_id not in worker._recving_metadata:
             reason = InvalidKv.READ_AFTER_EXPIRY if request_id in self._expired else InvalidKv.UNKNOWN_REQUEST
             self.news.append((reason, request_id[:TEXT_LIMIT], 0.0))
 

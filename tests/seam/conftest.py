@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgent
 from nixl_telemetry.operations.transfer import TransferTable
 from nixl_telemetry.seam.instrument import instrument
 from nixl_telemetry.seam.payload import Payload
-from nixl_telemetry.seam.stats import TelemetryStats
+from nixl_telemetry.seam.stats import WorkerStats
 from nixl_telemetry.seam.worker import PullWorkerHooks, PushWorkerHooks
 from nixl_telemetry.seam.worker_observer import WorkerObserver, payload_made
 from nixl_telemetry.signals.semconv import TransferMode
@@ -69,7 +69,7 @@ def bare_worker(stock: type) -> Any:
         ),
         kv_transfer_config=SimpleNamespace(kv_role="kv_consumer"),
         nixl_wrapper=SimpleNamespace(add_remote_agent=lambda metadata: "agent"),
-        xfer_stats=TelemetryStats(),
+        xfer_stats=WorkerStats(),
         _handshake_lock=threading.RLock(),
         _handshake_futures={},
         _handshake_initiation_executor=ThreadPoolExecutor(1),

@@ -284,6 +284,20 @@ def test_a_worker_tells_expired_from_fetched(pull_worker: Any, report: Any) -> N
     assert worker._nixl_telemetry.notes_for_scheduler() is None
 
 
+def test_a_push_worker_tells_expired_from_not_needed(push_worker: Any) -> None:
+    """A decode side that has the KV already says so before any is written."""
+    worker = worker_at_rest(push_worker)
+    observer = worker._nixl_telemetry
+    observer.notification_arrived(b"fetched:1")
+    observer.notification_arrived(b"HB:late")
+    observer.finished_arrived(({"late", "fetched"}, set()))
+
+    notes = observer.notes_for_scheduler()
+    assert notes is not None
+    assert notes.expired == {"late"}
+    assert notes.invalid == {}
+
+
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_lease_that_runs_out_after_a_write(push_worker: Any, observed: Observed, has_failed: bool) -> None:
     """Whether the decode side has the KV decides, however long ago it was written."""
