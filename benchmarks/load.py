@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import httpx
 
+from benchmarks.clients import new_client
 from nixl_telemetry.testbed import MODEL_NAME, Pair, TinyModel
 from nixl_telemetry.testbed.pair import REMOTE_DECODE
 
@@ -79,7 +80,7 @@ def run(pair: Pair, work: Sequence[Request], clients: int) -> tuple[list[Timing]
 
     def serve() -> None:
         try:
-            with httpx.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as client:
+            with new_client(_TIMEOUT_SECONDS) as client:
                 while not failures:
                     with lock:
                         request = next(waiting, None)

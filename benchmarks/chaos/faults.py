@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import httpx
-
 from benchmarks.chaos.load import REQUEST_SECONDS, Ask, asking, asking_past_the_router
 from benchmarks.chaos.malformed import Flood, ask_for_an_unknown_rank
 from benchmarks.chaos.proxy import SideChannelProxy
 from benchmarks.chaos.scene import START_SECONDS, Scene
 from benchmarks.chaos.signals import Down, Logged, Rise, Signal, Silence, Slow
 from benchmarks.chaos.watch import DECODE, PREFILL
+from benchmarks.clients import new_client
 from benchmarks.load import Request
 from nixl_telemetry.testbed import VllmServer
 
@@ -172,7 +171,7 @@ def _busy(server: VllmServer) -> Iterator[None]:
     ended = threading.Event()
 
     def ask() -> None:
-        with httpx.Client(timeout=REQUEST_SECONDS, trust_env=False) as client:
+        with new_client(REQUEST_SECONDS) as client:
             while not ended.wait(_STEP_SECONDS):
                 asking(server.url)(client, Request("w1 w2", 1))
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import httpx
 
+from benchmarks.clients import new_client
 from benchmarks.load import Request
 from nixl_telemetry.testbed import MODEL_NAME, TinyModel
 from nixl_telemetry.testbed.pair import REMOTE_DECODE
@@ -114,7 +115,7 @@ class Load:
 
     def _serve(self, delay: float) -> None:
         due = time.monotonic() + delay
-        with httpx.Client(timeout=REQUEST_SECONDS, trust_env=False) as client:
+        with new_client(REQUEST_SECONDS) as client:
             while not self._ended.wait(max(0.0, due - time.monotonic())):
                 with self._lock:
                     number, self._asked = self._asked, self._asked + 1

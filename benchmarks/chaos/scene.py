@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-
 from benchmarks.chaos.load import LOOK_SECONDS, REQUEST_SECONDS, asking, questions
+from benchmarks.clients import new_client
 from benchmarks.fleet import NAMES
 from benchmarks.load import Request
 from benchmarks.receiver import RawReceiver
@@ -117,7 +116,7 @@ class Scene:
 
     def warm_up(self) -> None:
         """Ask each question once through both instances, after the prefill instance alone gave the answers."""
-        with httpx.Client(timeout=REQUEST_SECONDS, trust_env=False) as client:
+        with new_client(REQUEST_SECONDS) as client:
             for question in self.questions:
                 if question not in self.expected:
                     self.expected[question] = asking(self.pair.prefill.url)(client, question)
@@ -126,7 +125,7 @@ class Scene:
 
     def step(self) -> None:
         """Let each instance make a step of its engine: what it has to report leaves with it."""
-        with httpx.Client(timeout=REQUEST_SECONDS, trust_env=False) as client:
+        with new_client(REQUEST_SECONDS) as client:
             for server in self.servers:
                 asking(server.url)(client, Request("w1 w2", 1))
 

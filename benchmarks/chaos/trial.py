@@ -15,6 +15,7 @@ from benchmarks.chaos.load import Load, Phases, phases, recovery_seconds
 from benchmarks.chaos.scene import Scene, Sizes
 from benchmarks.chaos.signals import Named, seen
 from benchmarks.chaos.watch import DECODE, PREFILL, Watch, scrape
+from benchmarks.clients import new_client
 from nixl_telemetry.testbed import MetricsSnapshot, ProcessError
 
 BEFORE_SECONDS: Final = 8.0
@@ -131,7 +132,7 @@ def _settled(scene: Scene) -> tuple[list[Account], str]:
     """The accounts once they add up and nothing is under way, or as they are when time is up; or what is missing."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     found: list[Account] = []
-    with httpx.Client(timeout=_SETTLE_SECONDS, trust_env=False) as client:
+    with new_client(_SETTLE_SECONDS) as client:
         while True:
             try:
                 # What an engine has to report leaves with a step.

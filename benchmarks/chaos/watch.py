@@ -14,6 +14,7 @@ from typing import Final, Self
 
 import httpx
 
+from benchmarks.clients import new_client
 from nixl_telemetry.testbed import MetricsSnapshot, Pair, VllmServer
 
 INTERVAL_SECONDS: Final = 1.0
@@ -78,7 +79,7 @@ class Watch:
 
     def _run(self, role: str) -> None:
         server = self._servers[role]
-        with httpx.Client(timeout=_SCRAPE_SECONDS, trust_env=False) as client:
+        with new_client(_SCRAPE_SECONDS) as client:
             while not self._ended.wait(INTERVAL_SECONDS):
                 metrics = scrape(client, server.url)
                 self._looks[role].append(Look(time.monotonic(), metrics, self._new_events(server)))
