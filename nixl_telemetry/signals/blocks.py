@@ -78,6 +78,10 @@ def shares(size_bytes: int | None, lengths: Sequence[int]) -> Sequence[int | Non
     """What runs of these lengths have of the bytes, in whole units that add up to all of them."""
     if size_bytes is None:
         return [None] * len(lengths)
+    unit, rest = divmod(size_bytes, sum(lengths))
+    if not rest:
+        # Nearly always: a transfer's blocks are of one size.
+        return [unit * length for length in lengths]
     ends = list(itertools.accumulate(lengths))
     until = [size_bytes * end // ends[-1] for end in ends]
     return list(map(operator.sub, until, [0, *until]))

@@ -34,7 +34,7 @@ _KINDS: Final = {
     SpanKind.PRODUCER: OtlpSpan.SPAN_KIND_PRODUCER,
     SpanKind.CONSUMER: OtlpSpan.SPAN_KIND_CONSUMER,
 }
-# What precedes a field in a span: its number and how long it is, or its number and that it has eight bytes.
+# What precedes a field in a span, or an id in a link: its number and length, or its number and that it has eight bytes.
 _TRACE_ID: Final = b"\x0a\x10"
 _SPAN_ID: Final = b"\x12\x08"
 _PARENT_ID: Final = b"\x22\x08"
@@ -113,23 +113,18 @@ class ExportedSpan:
             _described(span.name, span.kind, self.parent is not None and self.parent.is_remote),
             self.encoded,
             encode_attributes(self.attributes),
+            self._outcome(),
+            *map(_encode_link, span.links),
         ]
         if self.parent is not None:
             parts.append(_PARENT_ID + _span_id(self.parent))
-        if span.error is not None or span.events or span.links or self.context.trace_state:
-            rest = OtlpSpan(trace_state=_state(self.context), status=self._status())
+        if span.events:
+            rest = OtlpSpan()
             for event in span.events:
                 rest.events.add(
                     name=event.name,
                     time_unix_nano=offset_ns + event.at_ns,
                     attributes=[_key_value(name, value) for name, value in event.attributes.items()],
-                )
-            for link in span.links:
-                rest.links.add(
-                    trace_id=_trace_id(link),
-                    span_id=_span_id(link),
-                    trace_state=_state(link),
-                    flags=_FLAGS[link.is_remote],
                 )
             parts.append(rest.SerializeToString())
         encoded = b"".join(parts)
@@ -137,14 +132,13 @@ class ExportedSpan:
 
     def encode_children(self, name: SpanName, attributes: Attributes) -> bytes:
         """What children have in common that have its interval and its status. They lack their ids and the like."""
-        rest = OtlpSpan(trace_state=_state(self.context), status=self._status())
         return b"".join(
             (
                 self._moments(),
                 _PARENT_ID + _span_id(self.context),
                 _described(name, SpanKind.INTERNAL, False),
                 encode_attributes(attributes),
-                rest.SerializeToString(),
+                self._outcome(),
             )
         )
 
@@ -153,10 +147,14 @@ class ExportedSpan:
         start_ns, end_ns = self.offset_ns + self.span.start_ns, self.offset_ns + self.span.end_ns
         return _MOMENTS.pack(_TRACE_ID, _trace_id(self.context), _START, start_ns, _END, end_ns)
 
-    def _status(self) -> Status:
-        if self.span.error is None:
-            return Status()
-        return Status(code=Status.STATUS_CODE_ERROR, message=_utf8(self.span.message).decode())
+    def _outcome(self) -> bytes:
+        """Its status and its trace's state; for nearly all spans :func:`_described` has said all of that."""
+        error, state = self.span.error, _state(self.context)
+        if error is None and not state:
+            return b""
+        status = Status(code=Status.STATUS_CODE_ERROR, message=_utf8(self.span.message).decode()) if error else None
+        encoded: bytes = OtlpSpan(trace_state=state, status=status).SerializeToString()
+        return encoded
 
 
 def encode_attributes(attributes: Attributes) -> bytes:
@@ -186,6 +184,19 @@ def _described(name: SpanName, kind: SpanKind, has_remote_parent: bool) -> bytes
     # With a status, as the SDK's encoder has it.
     span = OtlpSpan(name=name, kind=_KINDS[kind], flags=_FLAGS[has_remote_parent], status=Status())
     encoded: bytes = span.SerializeToString()
+    return encoded
+
+
+def _encode_link(link: SpanContext) -> bytes:
+    """A span that has only this link, encoded."""
+    parts = (_TRACE_ID, _trace_id(link), _SPAN_ID, _span_id(link), _linked(link.is_remote, _state(link)))
+    encoded = b"".join(parts)
+    return _before_message(OtlpSpan.LINKS_FIELD_NUMBER, len(encoded)) + encoded
+
+
+@functools.lru_cache(64)
+def _linked(is_remote: bool, state: str) -> bytes:
+    encoded: bytes = OtlpSpan.Link(trace_state=state, flags=_FLAGS[is_remote]).SerializeToString()
     return encoded
 
 

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
 from nixl_telemetry.settings import Settings
+from nixl_telemetry.signals.blocks import shares
 from nixl_telemetry.signals.clock import now_ns
 from nixl_telemetry.signals.moves import BlockBudget, BlockMoves, Runs
 from nixl_telemetry.signals.propagation import NOTHING, written
@@ -93,6 +94,23 @@ def transfer(
 def blocks_of(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
     """The spans of blocks."""
     return [span for span in spans if span.name == "nixl.block"]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.integers(0, 1 << 40), st.booleans())
+def test_bytes_are_shared_out(lengths: list[int], size_bytes: int, even: bool) -> None:
+    """By the lengths, in whole bytes, and all of them."""
+    size_bytes *= sum(lengths) if even else 1
+    found = shares(size_bytes, lengths)
+
+    assert sum(share for share in found if share is not None) == size_bytes
+    for share, length in zip(found, lengths, strict=True):
+        assert share is not None
+        assert abs(share * sum(lengths) - size_bytes * length) <= (0 if even else sum(lengths))
+
+
+def test_no_shares_of_unknown_bytes() -> None:
+    """Where NIXL did not measure."""
+    assert shares(None, [1, 2]) == [None, None]
 
 
 def test_each_block_is_a_span(observed: Observed) -> None:

@@ -98,3 +98,16 @@ def test_as_the_sdk_does(
 
     assert ours.span_count == 1
     assert ExportTraceServiceRequest.FromString(ours.data) == encode_spans([theirs])
+
+
+@given(CONTEXTS, CONTEXTS)
+def test_links_have_their_traces_state(context: SpanContext, link: SpanContext) -> None:
+    """The SDK leaves it out."""
+    span = Span(SpanName.TRANSFER, SpanKind.CLIENT, 3, 9, links=(link,))
+    message = Envelope.of(RESOURCE, SCOPE).around([ExportedSpan(span, context, None, {}, 100).encode()], 1)
+
+    (of_resource,) = ExportTraceServiceRequest.FromString(message.data).resource_spans
+    ((found,),) = [encoded.links for of_scope in of_resource.scope_spans for encoded in of_scope.spans]
+    assert found.trace_state == link.trace_state.to_header()
+    assert (found.trace_id, found.span_id) == (link.trace_id.to_bytes(16, "big"), link.span_id.to_bytes(8, "big"))
+    assert found.flags == (0x300 if link.is_remote else 0x100)
