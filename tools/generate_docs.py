@@ -260,12 +260,12 @@ LOG_EVENTS: Final = {
     EventName.RECEIVE_WAITING: LogDoc(
         "warning",
         "a request has waited for its KV longer than `watchdog_seconds`: for what, from whom and since when; once for "
-        "each, at most 20 in a second",
+        "each, at most 20 every two seconds",
     ),
     EventName.PUSH_UNMATCHED: LogDoc(
         "warning",
         "on the prefill side, one half of a push has waited for the other longer than `watchdog_seconds`; once for "
-        "each, at most 20 in a second",
+        "each, at most 20 every two seconds",
     ),
     EventName.PUSH_IDS_DIFFER: LogDoc(
         "error",

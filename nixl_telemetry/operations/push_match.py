@@ -27,7 +27,7 @@ from nixl_telemetry.signals.semconv import ErrorType, EventName, PushSide, Regis
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
 _TOLD_AT_ONCE: Final = 20
-"""Log lines in one second."""
+"""Log lines at each look."""
 _HINTS: Final = {
     PushSide.REGISTRATION: "no request of this instance has this id, or its prefill is not done",
     PushSide.BLOCKS: "no decode instance has registered for this request",

@@ -48,7 +48,7 @@ NO_ORIGIN: Final = Origin()
 """Of a request that came without a trace."""
 
 _TOLD_AT_ONCE: Final = 20
-"""Log lines about long waits in one second: a peer that is gone may leave thousands waiting."""
+"""Log lines about long waits at each look: a peer that is gone may leave thousands waiting."""
 
 _HINTS: Final = {
     (TransferMode.PULL, WaitsFor.HANDSHAKE): "the prefill instance does not answer the handshake",

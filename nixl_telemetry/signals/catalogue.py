@@ -230,7 +230,7 @@ TRANSFER_OLDEST: Final = Metric(
     "nixl_transfer_oldest_start_timestamp_seconds",
     Kind.STATE,
     "When the oldest transfer in flight of a worker (`rank`, of all that the engine has) was posted, as Unix time; 0 "
-    "while none is. Looked at once a second, 5 s after it began at the latest.",
+    "while none is. Looked at every two seconds, 5 s after it began at the latest.",
     "initiator",
     (_DIRECTION, _RANK),
 )
@@ -354,7 +354,7 @@ PUSH_UNMATCHED: Final = Metric(
     "nixl_push_unmatched",
     Kind.LEVEL,
     "Halves of a push that wait for the other on the prefill side; each rank counts its own. Blocks count from the "
-    "first look at them, 1 to 5 s after they came: nearly all are matched before.",
+    "first look at them, 2 to 5 s after they came: nearly all are matched before.",
     "P, push",
     (Label("side", tuple(PushSide)),),
 )
@@ -362,7 +362,7 @@ PUSH_OLDEST: Final = Metric(
     "nixl_push_unmatched_oldest_timestamp_seconds",
     Kind.STATE,
     "Since when the oldest of them at a worker (`rank`, of all that the engine has) waits, as Unix time; 0 while none "
-    "does. Looked at once a second, 5 s after it began at the latest.",
+    "does. Looked at every two seconds, 5 s after it began at the latest.",
     "P, push",
     (Label("side", tuple(PushSide)), _RANK),
 )

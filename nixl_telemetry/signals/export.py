@@ -14,6 +14,10 @@ from nixl_telemetry.signals.breaks import with_breaks
 from nixl_telemetry.signals.description import Describe
 
 ROUND_SECONDS: Final = 1.0
+"""No operation is taken sooner, unless it is in haste."""
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at what is under way. Nobody scrapes or is alerted so often, and each costs as much as describing
+an operation."""
 _LONGEST_SECONDS: Final = 5.0
 """No wait is longer: things that have begun meanwhile are to be looked at, too."""
 _MANY: Final = 32
@@ -39,7 +43,7 @@ class ExportThread:
     came together. To wake the thread for each operation would cost the engine's thread more than most of them, it would
     want Python's lock just while that thread is busy, and what is described once in a while finds its code in no cache.
 
-    While there is something under way, the thread looks at it every :data:`ROUND_SECONDS`, through :meth:`watch`; where
+    While there is something under way, the thread looks at it every :data:`LOOK_SECONDS`, through :meth:`watch`; where
     it began while operations were gathered, from then on when they are taken. Where nothing happens the thread sleeps:
     to wake costs as much as to describe an operation.
 
@@ -103,7 +107,7 @@ class ExportThread:
         return True
 
     def watch(self, look: Callable[[], None], *things: Collection[object]) -> None:
-        """Have things looked at every :data:`ROUND_SECONDS`, for the first time within :data:`_LONGEST_SECONDS`.
+        """Have things looked at every :data:`LOOK_SECONDS`, for the first time within :data:`_LONGEST_SECONDS`.
 
         Args:
             look: Looks at them. It must not raise.
@@ -156,7 +160,7 @@ class ExportThread:
 
     def _begin(self) -> None:
         """Something happens, after a time without; the engine's thread is busy with it just now."""
-        self._look_at = time.monotonic() + ROUND_SECONDS
+        self._look_at = time.monotonic() + LOOK_SECONDS
         self._plan()
 
     def _plan(self) -> None:
@@ -190,7 +194,7 @@ class ExportThread:
 
     def _look_if_due(self) -> None:
         if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + ROUND_SECONDS
+            self._look_at = time.monotonic() + LOOK_SECONDS
             for watch in tuple(self._watches):
                 has_things = any(watch.things)
                 if has_things or watch.had_things:
@@ -207,7 +211,9 @@ class ExportThread:
 
     def _take(self, item: Describe | _Task) -> None:
         if isinstance(item, _Task):
-            item.run()
-            item.done.set()
+            try:
+                item.run()
+            finally:
+                item.done.set()
         else:
             self._consume(item)

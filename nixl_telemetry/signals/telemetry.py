@@ -72,7 +72,7 @@ class Telemetry:
         self.emit: Final = self._export.submit
         """Hand a finished operation to the export thread, and whether it can wait there; false if it was dropped."""
         self.watch: Final = self._export.watch
-        """Have things that are under way looked at, once a second as a rule, on the export thread."""
+        """Have things that are under way looked at, every two seconds as a rule, on the export thread."""
         self.ensure_watched: Final = self._export.ensure
         """Something is under way, and the export thread may not have been needed before."""
         self._reported: set[str] = set()

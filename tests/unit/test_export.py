@@ -36,10 +36,16 @@ class Bench:
             self.thread.submit(describe, can_wait)
 
 
+def every(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds and looks."""
+    monkeypatch.setattr(export, "ROUND_SECONDS", seconds)
+    monkeypatch.setattr(export, "LOOK_SECONDS", seconds)
+
+
 @pytest.fixture
 def long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round does not end while a test runs."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 60.0)
+    every(60.0, monkeypatch)
 
 
 @pytest.mark.usefixtures("long_rounds")
@@ -79,7 +85,7 @@ def test_a_short_queue_is_emptied_before_it_is_full() -> None:
 
 def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each the thread looks at what is under way, and takes what that gave it to tell; however often it is woken."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.2)
+    every(0.2, monkeypatch)
     bench = Bench()
     looked: list[float] = []
 
@@ -100,7 +106,7 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_steady_stream_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first after a pause is taken in the next round, the others together, when they can wait no longer."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.2)
+    every(0.2, monkeypatch)
     bench = Bench(pace_seconds=1.0)
     begin = time.monotonic()
     bench.hand_over(1, can_wait=True)
@@ -118,7 +124,7 @@ def test_a_steady_stream_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_gathered_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though something else is handed to the sender meanwhile: the message is the one that was planned for."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    every(0.1, monkeypatch)
     bench = Bench()
     asked: list[float] = []
 
@@ -139,7 +145,7 @@ def test_what_is_gathered_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_things_are_looked_at_though_nothing_is_to_be_sent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What began while operations are gathered, in time; then in each round."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    every(0.1, monkeypatch)
     monkeypatch.setattr(export, "_LONGEST_SECONDS", 0.5)
     bench = Bench(pace_seconds=60.0)
     things: list[int] = []
@@ -158,7 +164,7 @@ def test_things_are_looked_at_though_nothing_is_to_be_sent_for_long(monkeypatch:
 
 def test_the_bell_is_heard_under_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each operation that comes while many wait rings it."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    every(0.1, monkeypatch)
     bench = Bench()
 
     def slow() -> Description:
@@ -178,7 +184,7 @@ def test_the_bell_is_heard_under_overload(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nobody_looks_where_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """But once more after the last of it is gone, to tell that."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    every(0.1, monkeypatch)
     bench = Bench()
     things: list[int] = []
     looked: list[int] = []
@@ -198,7 +204,7 @@ def test_nobody_looks_where_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch
 
 def test_nobody_is_forgotten_by_a_thread_that_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes in just that moment."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.001)
+    every(0.001, monkeypatch)
     bench = Bench()
     for number in range(1000):
         bench.hand_over(1, can_wait=number % 3 > 0)
@@ -211,7 +217,7 @@ def test_nobody_is_forgotten_by_a_thread_that_falls_asleep(monkeypatch: pytest.M
 
 def test_a_thread_without_work_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle engine is left alone."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.05)
+    every(0.05, monkeypatch)
     bench = Bench(pace_seconds=0.1)
     bench.hand_over(3, can_wait=True)
     assert wait_until(lambda: bench.taken == 3, 5)
@@ -243,7 +249,7 @@ def test_haste_is_not_lost_on_a_thread_that_was_woken_before() -> None:
 
 def test_who_is_overloaded_looks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine in trouble is the one to be watched."""
-    monkeypatch.setattr(export, "ROUND_SECONDS", 0.1)
+    every(0.1, monkeypatch)
     bench = Bench()
     looked: list[int] = []
     bench.thread.watch(lambda: looked.append(bench.taken), [1])

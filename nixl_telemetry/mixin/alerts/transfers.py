@@ -55,7 +55,7 @@ def alerts(c: MixinConfig) -> tuple[Alert, ...]:
             _BOARD,
             ("transfer_slow_seconds", "transfer_slow_quantile", "transfer_floor", "transfer_slow_for"),
         ),
-        # The start of the oldest transfer is told once a second, and an engine that goes idle right after its last
+        # The start of the oldest transfer is told every two seconds, and an engine that goes idle right after its last
         # transfer does not tell that it is over; what is in flight is told by the step that saw the end.
         Alert(
             "NixlTransferStalled",
