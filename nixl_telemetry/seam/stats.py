@@ -60,6 +60,10 @@ class WorkerStats(TelemetryStats):
 
     is_empty = NixlKVConnectorStats.is_empty
 
+    def clone_and_reset(self) -> TelemetryStats:
+        """Give away what there is. vLLM adds ranks up that are of one class, whatever each of them had to tell."""
+        return TelemetryStats(data=super().clone_and_reset().data)
+
 
 def with_updates(stats: TelemetryStats | None, batch: Batch | None) -> TelemetryStats | None:
     """Stats of a step with metric updates added, made where there are none; ``None`` without updates."""

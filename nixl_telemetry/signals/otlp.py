@@ -152,7 +152,9 @@ class ExportedSpan:
         error, state = self.span.error, _state(self.context)
         if error is None and not state:
             return b""
-        status = Status(code=Status.STATUS_CODE_ERROR, message=_utf8(self.span.message).decode()) if error else None
+        status = Status()
+        if error is not None:
+            status = Status(code=Status.STATUS_CODE_ERROR, message=_utf8(self.span.message).decode())
         encoded: bytes = OtlpSpan(trace_state=state, status=status).SerializeToString()
         return encoded
 

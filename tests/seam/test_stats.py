@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from nixl_telemetry.connectors import NixlPullConnector, NixlPushConnector
-from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats
+from nixl_telemetry.seam.stats import UPDATES, TelemetryPromMetrics, TelemetryStats, WorkerStats, with_updates
 from nixl_telemetry.seam.versions import connector_version
 from nixl_telemetry.signals.catalogue import CATALOGUE, Kind
 from nixl_telemetry.signals.semconv import TransferMode
@@ -70,6 +72,29 @@ def test_clone_and_reset() -> None:
     current.add({"nixl_transfer_bytes_total": {"read": 1}})
 
     assert taken.data[UPDATES] == {"nixl_transfer_bytes_total": {"read": 5}}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_vllm_adds_up_what_ranks_tell(order: int) -> None:
+    """One has moved something, another only counted, and the third has nothing."""
+    worker = WorkerStats()
+    assert worker.is_empty()
+    worker.record_transfer(RESULT)
+    assert not worker.is_empty()
+    batch = {"nixl_transfer_bytes_total": {"read": 5}}
+    told = [with_updates(worker.clone_and_reset(), dict(batch)), with_updates(None, dict(batch)), None][::order]
+    assert worker.is_empty()
+    outputs: list[Any] = [
+        ModelRunnerOutput([], {}, kv_connector_output=KVConnectorOutput(kv_connector_stats=one)) for one in told
+    ]
+
+    output = KVOutputAggregator(len(outputs)).aggregate(outputs)
+    assert output is not None
+    assert output.kv_connector_output is not None
+    found = output.kv_connector_output.kv_connector_stats
+    assert isinstance(found, TelemetryStats)
+    assert found.data[UPDATES] == {"nixl_transfer_bytes_total": {"read": 10}}
+    assert found.num_successful_transfers == 1
 
 
 def test_no_measurement_is_no_failure() -> None:
