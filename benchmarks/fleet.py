@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from benchmarks.machine import dtype
 from nixl_telemetry.testbed import CONSUMER, PRODUCER, Pair, ServerConfig, VllmServer, running
 
 NAMES: Final = {"pull": "NixlPullConnector", "push": "NixlPushConnector"}
@@ -38,7 +39,7 @@ def fleet(configs: Mapping[str, ServerConfig], folder: Path) -> Iterator[Fleet]:
     pairs: dict[str, Pair] = {}
     with ExitStack() as stack:
         for name, given in configs.items():
-            config = replace(given, env={**_DEFAULTS, **given.env})
+            config = replace(given, dtype=dtype(), env={**_DEFAULTS, **given.env})
             pair = Pair(
                 VllmServer(f"{name}-prefill", replace(config, role=PRODUCER), folder),
                 VllmServer(f"{name}-decode", replace(config, role=CONSUMER), folder),

@@ -14,7 +14,8 @@ _HEAD: Final = """\
 # Performance
 
 What the suite costs, measured beside stock vLLM in the same run.
-`make bench` measures it again, on your machine; it takes about three quarters of an hour.
+`make bench` measures it again, on your machine; it takes about three quarters of an hour, and hours on a CPU that has
+neither AMX nor AVX-512's bfloat16.
 """
 
 _METHODS: Final = """\
@@ -73,7 +74,8 @@ Resident memory after half of the requests and after all of them, with the queue
 
 ## What cannot be said
 
-- The model is tiny and runs on the CPU; what waits for a GPU is not measured.
+- The model is tiny and runs on the CPU, in the type that the CPU computes with itself; what waits for a GPU is not
+  measured.
 - A share is one of a load: what the suite takes for a request depends little on the prompt's length, and what vLLM
   takes depends on it. With prompts twice as long (up to 6,000 tokens), the prefill side of a push was at 0.78 % with
   default settings, on an Intel Xeon with two virtual cores. The CPU time for each request is listed below, for loads of
@@ -90,6 +92,7 @@ _MACHINE_LABELS: Final = {
     "cpu": "CPU",
     "cores": "cores",
     "memory_gib": "memory, GiB",
+    "dtype": "type of weights and KV cache",
     "kernel": "kernel",
     "python": "Python",
     "nixl_telemetry": "nixl_telemetry",

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Measures what the suite costs, beside stock vLLM, and holds it against its budgets.
 
-    python -m benchmarks.run                          # all, about three quarters of an hour
+    python -m benchmarks.run                          # all, about three quarters of an hour, or hours
     python -m benchmarks.run --only micro             # what needs no servers
     python -m benchmarks.run --only pair --modes pull
 

@@ -352,6 +352,21 @@ def test_a_machine_is_described_without_its_name() -> None:
     assert not any("/" in str(value) for name, value in described.items() if name != "cpu")
 
 
+@pytest.mark.parametrize(
+    ("cpuinfo", "dtype"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", "bfloat16"),
+        ("Features\t: fp asimd bf16 i8mm", "bfloat16"),
+        ("flags\t\t: fpu avx2 fma", "float32"),
+        ("Features\t: fp asimd", "float32"),
+    ],
+)
+def test_models_run_in_a_type_of_the_cpu(monkeypatch: pytest.MonkeyPatch, cpuinfo: str, dtype: str) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: f"processor\t: 0\n{cpuinfo}\n")
+
+    assert machine.dtype() == dtype
+
+
 def test_the_page_is_that_of_the_committed_results() -> None:
     found: dict[str, Any] = json.loads(results.PATH.read_text(encoding="utf-8"))
 
