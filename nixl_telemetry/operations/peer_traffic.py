@@ -4,6 +4,7 @@
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ from nixl_telemetry.signals.catalogue import (
 )
 from nixl_telemetry.signals.clock import unix_offset_ns
 from nixl_telemetry.signals.description import Description, LogLine
-from nixl_telemetry.signals.metrics import Series
+from nixl_telemetry.signals.metrics import Series, Update
 from nixl_telemetry.signals.semconv import ErrorType, EventName
 from nixl_telemetry.signals.telemetry import Telemetry, guarded
 
@@ -89,15 +90,20 @@ class PeerTraffic:
 
     def transferred(
         self, peer: Peer, error: ErrorType | None, count: int, size_bytes: int, seconds: float, last_ns: int
-    ) -> None:
-        """Record transfers with a peer that ended alike, in one step; ``last_ns`` is when the last of them did."""
-        # What failed moved nothing.
-        values = (count, size_bytes, seconds, (last_ns + unix_offset_ns()) / 1e9) if error is None else (count,)
-        self.telemetry.record_all(
-            [(series, (value,)) for series, value in zip(self._series(self.label(peer), error), values, strict=False)]
+    ) -> Sequence[Update]:
+        """What to record of transfers that ended alike, in one step; ``last_ns`` is when the last of them did."""
+        counts, sizes, times, last = self._series(self.label(peer), error)
+        if error is not None:
+            # What failed moved nothing.
+            return ((counts, (count,)),)
+        return (
+            (counts, (count,)),
+            (sizes, (size_bytes,)),
+            (times, (seconds,)),
+            (last, ((last_ns + unix_offset_ns()) / 1e9,)),
         )
 
-    def _make_series(self, label: str, error: ErrorType | None) -> tuple[Series, ...]:
+    def _make_series(self, label: str, error: ErrorType | None) -> tuple[Series, Series, Series, Series]:
         series = self.telemetry.series
         return (
             series(PEER_TRANSFERS, label, error or ""),

@@ -95,6 +95,8 @@ class Receive:
     done_ns: int = 0
     """The poll that saw its last transfer end."""
     end_ns: int = 0
+    duration_s: float = 0.0
+    """All of it, once it has ended."""
     error: ErrorType | None = None
     message: str = ""
     wants_handshake: bool = False
@@ -125,18 +127,6 @@ class Receive:
     def parent(self) -> SpanContext | None:
         """The request's own context; the peer's where the client sent none."""
         return read(self.origin.parent) or read(self.origin.lease)
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds."""
-        return (self.end_ns - self.start_ns) / 1e9
-
-    @property
-    def outcome(self) -> ReceiveOutcome:
-        """How it ended."""
-        if self.error is None:
-            return ReceiveOutcome.RECEIVED
-        return ReceiveOutcome.TIMEOUT if self.error is ErrorType.TIMEOUT else ReceiveOutcome.FAILED
 
     @property
     def waits_for(self) -> tuple[WaitsFor, int]:
@@ -176,6 +166,7 @@ class Receive:
         if self.end_ns:
             return
         self.end_ns = now_ns()
+        self.duration_s = (self.end_ns - self.start_ns) / 1e9
         if failed:
             self.fail(ErrorType.OTHER, message)
         else:
@@ -288,7 +279,11 @@ class ReceiveTable:
         """The receive of a request, if it is followed."""
         self.untold: Final[set[str]] = set()
         """In pull, those that need no KV, until their peer was told: vLLM does not report them."""
-        self._waits: Final = {outcome: telemetry.series(RECEIVE_WAIT, outcome) for outcome in ReceiveOutcome}
+        outcomes = {None: ReceiveOutcome.RECEIVED, ErrorType.TIMEOUT: ReceiveOutcome.TIMEOUT}
+        self._waits: Final = {
+            error: telemetry.series(RECEIVE_WAIT, outcomes.get(error, ReceiveOutcome.FAILED))
+            for error in (None, *ErrorType)
+        }
         telemetry.watch(self._look, self._receives)
 
     def start(self, request_id: str, remote_request_id: str, peer: Peer, blocks: int, origin: Origin) -> Receive:
@@ -300,7 +295,9 @@ class ReceiveTable:
         self._receives[request_id] = receive
         if not blocks and self.telemetry.mode is TransferMode.PULL:
             self.untold.add(request_id)
-        self.telemetry.ensure_watched()
+        if len(self._receives) == 1:
+            # Else it was looked at already.
+            self.telemetry.ensure_watched()
         return receive
 
     @guarded
@@ -379,9 +376,9 @@ class ReceiveTable:
 
     def _count(self, ended: Iterable[Receive]) -> None:
         """Record how long receives have waited that ended together."""
-        waits: defaultdict[ReceiveOutcome, list[float]] = defaultdict(list)
+        waits: defaultdict[ErrorType | None, list[float]] = defaultdict(list)
         for receive in ended:
             # Nobody waits for blocks that are there already: the peer is only told so.
             if receive.blocks or receive.error is not None:
-                waits[receive.outcome].append(receive.duration_s)
-        self.telemetry.record_all([(self._waits[outcome], durations) for outcome, durations in waits.items()])
+                waits[receive.error].append(receive.duration_s)
+        self.telemetry.record_all([(self._waits[error], durations) for error, durations in waits.items()])

@@ -7,7 +7,6 @@ NIXL times a handle (one for each request and remote rank), not a block, and vLL
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -22,24 +21,16 @@ from nixl_telemetry.operations.outcome import Outcome, outcome_line
 from nixl_telemetry.operations.peer import NOBODY, Peer
 from nixl_telemetry.operations.peer_traffic import PeerTraffic
 from nixl_telemetry.operations.receive import Receive
+from nixl_telemetry.operations.transfer_counts import TransferCounts
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.catalogue import (
     TELEMETRY_DROPPED,
     TELEMETRY_ERRORS,
-    TRANSFER_BLOCKS,
-    TRANSFER_BYTES,
-    TRANSFER_DESCRIPTORS,
-    TRANSFER_DURATION,
-    TRANSFER_ERRORS,
-    TRANSFER_OBSERVATION_DELAY,
     TRANSFER_OLDEST,
-    TRANSFERS_IN_FLIGHT,
-    TRANSFERS_POSTED,
 )
 from nixl_telemetry.signals.clock import now_ns, unix_offset_ns
 from nixl_telemetry.signals.description import Description, Span
-from nixl_telemetry.signals.metrics import Update
 from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.propagation import NOTHING, Carried, read
 from nixl_telemetry.signals.semconv import (
@@ -98,13 +89,11 @@ class Request:
         return max(counts, default=0) if self.by_region else sum(counts)
 
 
-class Current(threading.local):
-    """What the calling thread asks the agent for."""
+class Sent(threading.local):
+    """What the calling thread has sent through the agent."""
 
-    request: Request | None = None
-    """The request for which it is posting transfers."""
     notifications: int = 0
-    """Notifications that it has sent since it set this to 0."""
+    """Notifications since it set this to 0."""
     failed_notifications: int = 0
     """Those that could not be sent."""
 
@@ -118,51 +107,6 @@ class NixlResult(Protocol):
     descCount: int
 
 
-class Counted:
-    """The metrics of the transfers in one direction.
-
-    Args:
-        telemetry: The hub.
-        direction: Which.
-    """
-
-    def __init__(self, telemetry: Telemetry, direction: Direction) -> None:
-        series = telemetry.series
-        self.posted: Final = series(TRANSFERS_POSTED, direction)
-        self.in_flight: Final = series(TRANSFERS_IN_FLIGHT, direction)
-        self.durations: Final = {
-            error: series(TRANSFER_DURATION, direction, error or "") for error in (None, *TRANSFER_ERRORS)
-        }
-        self.observation_delay: Final = series(TRANSFER_OBSERVATION_DELAY, direction)
-        self.size_bytes: Final = series(TRANSFER_BYTES, direction)
-        self.blocks: Final = series(TRANSFER_BLOCKS, direction)
-        self.descriptors: Final = series(TRANSFER_DESCRIPTORS, direction)
-        self.one_posted: Final[Sequence[Update]] = ((self.posted, (1,)), (self.in_flight, (1,)))
-        self._telemetry = telemetry
-
-    def level(self, posted: bool, count: int) -> Update:
-        """What becomes of the levels when transfers end."""
-        # One that could not be prepared counts as posted, so that the numbers add up.
-        return (self.in_flight, (-count,)) if posted else (self.posted, (count,))
-
-    def end(self, transfers: "Sequence[Transfer]", error: ErrorType | None, posted: bool, size_bytes: int) -> None:
-        """Record transfers that ended alike, in one step: how long they took, and what they moved if they were done."""
-        durations, delays, blocks, descriptors = [], [], [], []
-        for one in transfers:
-            durations.append(one.duration_s)
-            delays.append(one.observation_delay_s)
-            descriptors.append(one.descriptors)
-            # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
-            if one.is_first:
-                blocks.append(one.blocks)
-        updates: list[Update] = [self.level(posted, len(transfers)), (self.durations[error], durations)]
-        if error is None:
-            updates += [(self.observation_delay, delays), (self.blocks, blocks), (self.descriptors, descriptors)]
-        if size_bytes:
-            updates.append((self.size_bytes, (size_bytes,)))
-        self._telemetry.record_all(updates)
-
-
 @dataclass(slots=True)
 class Transfer:
     """One transfer."""
@@ -171,7 +115,7 @@ class Transfer:
     operation: str
     descriptors: int
     request: Request | None
-    counted: Counted
+    direction: Direction
     peer: Peer
     start_ns: int
     """When it was prepared, until it is posted."""
@@ -215,12 +159,13 @@ class Transfer:
         self.error, self.message = error, message
         if self.request is not None:
             self._end_for(self.request)
-        table = self.table
-        table.keep(self)
-        can_wait = error is None and not table.telemetry.blocks.is_short
-        if not table.telemetry.emit(self.describe, can_wait):
+        self.table.counts.ended(self)
+        telemetry = self.table.telemetry
+        can_wait = error is None and not telemetry.blocks.is_short
+        if not telemetry.emit(self.describe, can_wait):
             self._take_moves()
-        table.telemetry.audit(self.audit_record)
+        if telemetry.has_trail:
+            telemetry.audit(self.audit_record)
 
     def _end_for(self, request: Request) -> None:
         """Tell who waits for the transfer, and take over the lists of blocks."""
@@ -330,22 +275,20 @@ class TransferTable:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry: Final = telemetry
-        self.current: Final = Current()
+        self.sent: Final = Sent()
+        self.request: Request | None = None
+        """For which transfers are being posted, on one thread: the engine's in pull, the writer's in push."""
         self.peers: Final = PeerTraffic(telemetry)
         self.on_notification: Callable[[bytes], object] = len
         """Told of each that peers have sent, on the thread that asks NIXL for them."""
         self._mode = ModeCheck(telemetry)
         self._expected = next(name for name, mode in MODE_OF_OPERATION.items() if mode is telemetry.mode)
-        self._read = Counted(telemetry, Direction.READ)
-        self._written = Counted(telemetry, Direction.WRITE)
+        self.counts: Final = TransferCounts(telemetry, self.peers)
         # By identity (vLLM passes on the same one), without keeping it alive: its finaliser releases NIXL's memory.
         self._transfers: dict[int, Transfer] = {}
-        # Without metrics nobody would ever take them.
-        self.ended: Final[deque[Transfer]] = deque(maxlen=None if telemetry.settings.metrics else 0)
-        """Those that ended in this step."""
         # Whoever waits for a transfer has begun before, and has had the export thread woken.
         telemetry.watch(self._look, self._transfers)
-        telemetry.sum_up(self._report)
+        telemetry.sum_up(self.counts.report)
 
     @guarded
     def notified(self, notifications: dict[str, list[bytes]]) -> None:
@@ -374,10 +317,10 @@ class TransferTable:
         self._start(operation, descriptors, start_ns).finish(ErrorType.TRANSFER_SETUP, text_of(error))
 
     def _start(self, operation: str, descriptors: Sized, start_ns: int) -> Transfer:
-        counted = self._written if operation == "WRITE" else self._read
-        request = self.current.request
+        direction = Direction.WRITE if operation == "WRITE" else Direction.READ
+        request = self.request
         peer = request.peer if request is not None else NOBODY
-        transfer = Transfer(self, operation, len(descriptors), request, counted, peer, start_ns)
+        transfer = Transfer(self, operation, len(descriptors), request, direction, peer, start_ns)
         if operation != self._expected:
             mode = MODE_OF_OPERATION.get(operation, operation)
             context = {semconv.TRANSFER_OPERATION: operation}
@@ -395,7 +338,7 @@ class TransferTable:
         if transfer is not None and not transfer.posted:
             transfer.posted = True
             transfer.start_ns = now_ns()
-            self.telemetry.record_all(transfer.counted.one_posted)
+            self.counts.posted(transfer.direction)
 
     @guarded
     def posting_failed(self, handle: object, error: BaseException) -> None:
@@ -459,32 +402,6 @@ class TransferTable:
         """The handle is gone. A transfer that had not ended was cancelled."""
         if transfer is not None and transfer.posted:
             transfer.finish(ErrorType.OTHER, "released before it was seen done")
-
-    def keep(self, transfer: Transfer) -> None:
-        """A transfer has ended: have it counted with its step."""
-        if len(self.ended) < self.LIMIT:
-            self.ended.append(transfer)
-        else:
-            self.telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
-            # A lost change of a level would be wrong for ever.
-            self.telemetry.record_all((transfer.counted.level(transfer.posted, 1),))
-
-    @guarded
-    def _report(self) -> None:
-        """Record the transfers that ended in a step, on the engine's thread."""
-        groups: dict[tuple[Counted, Peer, ErrorType | None, bool], list[Transfer]] = {}
-        # Only what is there now: in push, the writer's thread may add more.
-        for _ in range(len(self.ended)):
-            one = self.ended.popleft()
-            groups.setdefault((one.counted, one.peer, one.error, one.posted), []).append(one)
-        for (counted, peer, error, was_posted), transfers in groups.items():
-            size_bytes, seconds = 0, 0.0
-            for one in transfers:
-                size_bytes += one.size_bytes
-                seconds += one.duration_s
-            counted.end(transfers, error, was_posted, size_bytes)
-            if was_posted:
-                self.peers.transferred(peer, error, len(transfers), size_bytes, seconds, transfers[-1].end_ns)
 
     @guarded
     def _look(self) -> None:

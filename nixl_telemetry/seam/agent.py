@@ -80,13 +80,13 @@ class AgentHooks(Hooks):
 
     def send_notif(self, *args: Any, **kwargs: Any) -> Any:
         """A notification is sent."""
-        current = self._nixl_telemetry.current
+        sent = self._nixl_telemetry.sent
         try:
             result = self._stock_class.send_notif(self, *args, **kwargs)
         except BaseException:
-            current.failed_notifications += 1
+            sent.failed_notifications += 1
             raise
-        current.notifications += 1
+        sent.notifications += 1
         return result
 
     def release_xfer_handle(self, handle: Any) -> Any:

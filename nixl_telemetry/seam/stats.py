@@ -52,7 +52,7 @@ class TelemetryStats(NixlKVConnectorStats):
     def record_transfer(self, res: Any) -> None:
         """Record NIXL's telemetry of one transfer; ``None``, which only vLLM 0.32 and later take, is no measurement."""
         if res is not None:
-            super().record_transfer(res)
+            NixlKVConnectorStats.record_transfer(self, res)
 
 
 class WorkerStats(TelemetryStats):

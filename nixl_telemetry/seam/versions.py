@@ -85,7 +85,7 @@ class Parameters:
 
     def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """All arguments of a call by name; `args` are those after ``self``."""
-        return {**dict(zip(self._names, args, strict=False)), **kwargs} if args else kwargs
+        return {**dict(zip(self._names, args, strict=False)), **kwargs}
 
     def get(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], default: Any = None) -> Any:
         """The argument ``name`` of a call; `args` are those after ``self``."""

@@ -65,7 +65,7 @@ class WorkerHooks(Hooks):
         return result
 
     def _compute_desc_ids(self, *args: Any, **kwargs: Any) -> Any:
-        request = self._nixl_telemetry.current.request
+        request = self._nixl_telemetry.transfers.request
         # vLLM passes keywords only, and no ratio for the remote side.
         if request is not None and "block_ids" in kwargs:
             if kwargs.get("block_size_ratio") is None:

@@ -62,9 +62,8 @@ class WorkerObserver:
     def __init__(self, telemetry: Telemetry, worker: Any, transfers: TransferTable) -> None:
         self.telemetry = telemetry
         self.transfers = transfers
-        self.unsent: Final[tuple[Collection[object], ...]] = (telemetry.updates, transfers.ended)
+        self.unsent: Final[tuple[Collection[object], ...]] = (telemetry.updates, *transfers.counts.waiting)
         """What the next stats have to take; mostly empty."""
-        self.current = transfers.current
         self._worker = worker
         self._compatibility: Compatibility | None = None
         self._peers = PeerBook()
@@ -207,7 +206,7 @@ class WorkerObserver:
         receive = self._receives.find(request_id)
         if receive is not None:
             receive.reads(None)
-        sent = self.current
+        sent = self.transfers.sent
         sent.notifications = sent.failed_notifications = 0
 
     @guarded
@@ -216,7 +215,7 @@ class WorkerObserver:
         receive = self._receives.find(request_id)
         if receive is not None:
             receive.posted_ns = now_ns()
-        sent = self.current
+        sent = self.transfers.sent
         # vLLM raises nothing here, and sends nothing to a peer without agents.
         complete = sent.notifications and not sent.failed_notifications
         self.telemetry.record(PUSH_REGISTRATIONS, RegistrationEvent.SENT if complete else RegistrationEvent.FAILED)
@@ -236,7 +235,7 @@ class WorkerObserver:
     @guarded
     def post_starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Transfers to one rank of a peer are about to be posted for a request, on this thread."""
-        arguments = self._post_parameters.named(args, kwargs)
+        arguments = self._post_parameters.named(args, kwargs) if args else kwargs
         spec = arguments["read_spec"]
         request = Request(
             arguments["request_id"],
@@ -247,10 +246,11 @@ class WorkerObserver:
             spec.remote_block_ids,
             bool(getattr(spec, "block_ids_by_region", False)),
         )
-        self.current.request = request
+        self.transfers.request = request
         request.receive = receive = self._receives.find(request.request_id)
         if receive is not None:
-            receive.reads(self._lease_remaining(receive))
+            deadline = receive.origin.lease_deadline
+            receive.reads(self._lease_remaining(receive, deadline) if deadline is not None else None)
             return
         if self.telemetry.mode is TransferMode.PUSH:
             request.deliveries = self._deliveries
@@ -259,7 +259,7 @@ class WorkerObserver:
     @guarded
     def post_ends(self) -> None:
         """They were posted, or not."""
-        request, self.current.request = self.current.request, None
+        request, self.transfers.request = self.transfers.request, None
         if request is not None and request.receive is not None:
             request.receive.posted_ns = now_ns()
 
@@ -403,11 +403,8 @@ class WorkerObserver:
             reason = InvalidKv.READ_AFTER_EXPIRY if request_id in self._expired else InvalidKv.UNKNOWN_REQUEST
             self.news.append((reason, request_id[:TEXT_LIMIT], 0.0))
 
-    def _lease_remaining(self, receive: Receive) -> float | None:
+    def _lease_remaining(self, receive: Receive, deadline: float) -> float | None:
         """What is left of the peer's lease, by the offset of its clock that the handshake has found. Seconds."""
-        deadline = receive.origin.lease_deadline
-        if deadline is None:
-            return None
         offset = getattr(self._worker, "_engine_clock_offset", {}).get(receive.peer.engine_id)
         if offset is None:
             return None

@@ -108,6 +108,8 @@ class BlockBudget:
         """Nothing is reserved, as in a forked child: what waited there is the parent's."""
         self._lock = threading.Lock()
         self._taken = 0
+        self.is_short = False
+        """Whether what waits is better described soon."""
 
     def take(self, count: int) -> bool:
         """Reserve so many; false if there is no room. Held for nanoseconds, the lock is never waited for."""
@@ -115,14 +117,11 @@ class BlockBudget:
             if self._taken + count > self.LIMIT:
                 return False
             self._taken += count
+            self.is_short = self._taken > self.LIMIT // 2
             return True
-
-    @property
-    def is_short(self) -> bool:
-        """Whether what waits is better described soon."""
-        return self._taken > self.LIMIT // 2
 
     def give_back(self, count: int) -> None:
         """They were described, or dropped."""
         with self._lock:
             self._taken -= count
+            self.is_short = self._taken > self.LIMIT // 2

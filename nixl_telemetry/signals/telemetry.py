@@ -66,6 +66,8 @@ class Telemetry:
         self.spans: Final = SpanWriter(attributes, settings, otlp_endpoint, self._lost, self._not_sent)
         self._log = LogWriter(attributes, settings.log_format) if settings.logs else None
         self._trail = self._make_trail(attributes, audit_key) if settings.audit_dir else None
+        self.has_trail: Final = self._trail is not None
+        """Whether :meth:`audit` does anything."""
         self._open_trail = self._trail
         self.blocks: Final = BlockBudget()
         self._export = ExportThread(self._consume, settings.queue_size, self._dropped, self.spans.can_wait_until)
@@ -210,15 +212,17 @@ def guarded(hook: _Hook) -> _Hook:
     """Make a method of ours that runs on vLLM's threads unable to raise.
 
     A failure is counted and logged once, and the answer is ``None``. Only code of ours is ever guarded: what vLLM
-    raises must pass. Arguments are given by position: keywords would cost each call of each step a dictionary.
+    raises must pass. Arguments are given by position, and passed on as they came: keywords would cost each call of each
+    step a dictionary, and to name the first one a second tuple.
     """
 
     @functools.wraps(hook)
-    def safe(self: HasTelemetry, *args: Any) -> Any:
+    def safe(*args: Any) -> Any:
         try:
-            return hook(self, *args)
+            return hook(*args)
         except Exception as error:
-            self.telemetry.failed(hook.__qualname__, error)
+            owner: HasTelemetry = args[0]
+            owner.telemetry.failed(hook.__qualname__, error)
             return None
 
     safe.__guarded__ = True  # type: ignore[attr-defined]

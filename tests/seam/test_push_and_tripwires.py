@@ -284,8 +284,8 @@ def test_what_is_left_of_a_lease(pull_worker: Any, observed: Observed, monkeypat
     receive = observer._receives.start("r", "s", SimpleNamespace(engine_id="there"), 1, Origin(lease_deadline=1062.5))
     unknown = observer._receives.start("q", "s", SimpleNamespace(engine_id="other"), 1, Origin(lease_deadline=1062.5))
 
-    assert observer._lease_remaining(receive) == 12.5
-    assert observer._lease_remaining(unknown) is None
+    assert observer._lease_remaining(receive, 1062.5) == 12.5
+    assert observer._lease_remaining(unknown, 1062.5) is None
 
 
 @pytest.mark.parametrize("deadline", ["soon", None, [1], {}, True])

@@ -47,7 +47,7 @@ def make_pair(observed: Observed) -> Callable[..., tuple[Side, TransferTable, An
         name = here.agent.add_remote_agent(there.agent.get_agent_metadata())
         table = TransferTable(observed.telemetry)
         instrument(here.agent, AgentHooks, table)
-        table.current.request = Request("r", "s", Peer("there", "10.0.0.7", 5600), 0, [[1, 2, 3, 9]], [[4, 5, 6, 11]])
+        table.request = Request("r", "s", Peer("there", "10.0.0.7", 5600), 0, [[1, 2, 3, 9]], [[4, 5, 6, 11]])
         here.there = there  # type: ignore[attr-defined]
         return here, table, here.prepare("NIXL_INIT_AGENT", here.blocks), here.prepare(name, there.blocks)
 

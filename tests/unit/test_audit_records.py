@@ -126,7 +126,7 @@ def test_a_handshake(audited: Audited, how: dict[str, Any], expected: dict[str, 
 def test_a_transfer(audited: Audited) -> None:
     """Who moved whose KV, and how much; once for each."""
     table = TransferTable(audited.telemetry)
-    table.current.request = Request("r", "s", PEER, 1, [[1, 2, 3]], [[4, 5, 6]])
+    table.request = Request("r", "s", PEER, 1, [[1, 2, 3]], [[4, 5, 6]])
     for _ in range(2):
         handle = object()
         table.prepared("READ", [1, 2, 3], now_ns(), handle)

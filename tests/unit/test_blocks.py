@@ -82,7 +82,7 @@ def transfer(
 ) -> None:
     """A finished READ."""
     table = TransferTable(telemetry)
-    table.current.request = Request(
+    table.request = Request(
         "r", "s", Peer("e", "h", 1), 0, local, remote, registered=written(parent) if parent else NOTHING
     )
     handle = object()

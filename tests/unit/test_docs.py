@@ -123,7 +123,7 @@ def test_attributes_of_a_handshake(observed: Observed, failed: bool) -> None:
 def test_attributes_of_a_transfer(observed: Observed, failed: bool) -> None:
     """The same; bytes and times are there on success only."""
     table = TransferTable(observed.telemetry)
-    table.current.request = Request("r", "s", Peer("e", "h", 1), 0, [[1]], [[2]])
+    table.request = Request("r", "s", Peer("e", "h", 1), 0, [[1]], [[2]])
     handle = object()
     table.prepared("WRITE", [1], now_ns(), handle)
     table.posting(handle)

@@ -24,9 +24,12 @@ def traffic(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> PeerTraffic:
 
 def test_transfers(traffic: PeerTraffic, observed: Observed) -> None:
     """Success, failure by cause, bytes and time of those that succeeded, and when that was."""
-    traffic.transferred(NEAR, None, 2, 400, 0.75, 8_000_000_000)
-    traffic.transferred(NEAR, ErrorType.TRANSFER_FAILED, 1, 0, 9.0, 9_000_000_000)
-    traffic.transferred(FAR, ErrorType.TRANSFER_FAILED, 1, 0, 1.0, 9_000_000_000)
+    for of_step in (
+        traffic.transferred(NEAR, None, 2, 400, 0.75, 8_000_000_000),
+        traffic.transferred(NEAR, ErrorType.TRANSFER_FAILED, 1, 0, 9.0, 9_000_000_000),
+        traffic.transferred(FAR, ErrorType.TRANSFER_FAILED, 1, 0, 1.0, 9_000_000_000),
+    ):
+        observed.telemetry.record_all(of_step)
     traffic.shook_hands(FAR, ErrorType.COMPAT_MISMATCH)
 
     near, far = "10.0.0.7:5600", "10.0.0.8:5600"

@@ -13,6 +13,7 @@ import pytest
 from nixl_telemetry.operations import transfer
 from nixl_telemetry.operations.peer import Peer
 from nixl_telemetry.operations.transfer import Request, TransferTable
+from nixl_telemetry.operations.transfer_counts import TransferCounts
 from nixl_telemetry.settings import Settings
 from nixl_telemetry.signals.catalogue import TRANSFER_OLDEST
 from nixl_telemetry.signals.clock import now_ns
@@ -36,9 +37,7 @@ ZERO: dict[tuple[str, ...], float] = {(POSTED, "read"): 1, (IN_FLIGHT, "read"): 
 def table(observed: Observed) -> TransferTable:
     """The table of a pull worker that posts for a request with 3 blocks in two groups."""
     table = TransferTable(observed.telemetry)
-    table.current.request = Request(
-        "req", "remote-req", Peer("there", "10.0.0.7", 5600), 1, [[1, 2], [7]], [[3, 4], [8]]
-    )
+    table.request = Request("req", "remote-req", Peer("there", "10.0.0.7", 5600), 1, [[1, 2], [7]], [[3, 4], [8]])
     return table
 
 
@@ -242,20 +241,20 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
     observed: Observed, table: TransferTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that does not come does not grow the table for ever; what was left out is counted."""
-    monkeypatch.setattr(TransferTable, "LIMIT", 2)
+    monkeypatch.setattr(TransferCounts, "LIMIT", 2)
     for _ in range(5):
         _cancelled(table, object())
 
-    assert len(table.ended) == 2
+    assert len(table.counts._ended) == 2
     updates = observed.updates()
     assert updates["nixl_telemetry_dropped_total", "metrics"] == 3
     # How many are in flight must be right all the same.
     assert (updates[POSTED, "read"], updates[IN_FLIGHT, "read"]) == (5, 0)
-    assert len(table.ended) == 0
+    assert len(table.counts._ended) == 0
 
     _fail(table, 5)
 
-    assert len(table.ended) == 2
+    assert len(table.counts._ended) == 2
     updates = observed.updates()
     assert updates["nixl_telemetry_dropped_total", "metrics"] == 3
     assert updates[POSTED, "read"] == 5
@@ -291,7 +290,7 @@ def test_without_metrics_no_transfer_is_kept() -> None:
     _fail(table, 5)
     telemetry.close()
 
-    assert len(table.ended) == 0
+    assert len(table.counts._ended) == 0
     assert telemetry.drain() is None
 
 
@@ -313,7 +312,7 @@ def test_two_threads_lose_nothing_and_count_nothing_twice(observed: Observed, ta
                 summed[name, key] += len(value) if isinstance(value, list) else value
 
     writer = threading.Thread(target=_fail, args=(table, count))
-    table.current.request = None
+    table.request = None
     writer.start()
     engine()
     writer.join()
@@ -385,9 +384,9 @@ def test_a_handle_that_cannot_be_released_is_polled_again(observed: Observed, ta
 
 def test_blocks_by_region_are_not_multiplied_by_the_regions(observed: Observed, table: TransferTable) -> None:
     """vLLM lists the same blocks once for each region where the two sides group their caches differently."""
-    assert table.current.request is not None
-    table.current.request.by_region = True
-    table.current.request.local_blocks = [[1, 2, 3]] * 27
+    assert table.request is not None
+    table.request.by_region = True
+    table.request.local_blocks = [[1, 2, 3]] * 27
     handle = object()
     table.prepared("READ", range(81), now_ns(), handle)
     table.done(handle, NIXL_RESULT)
@@ -398,7 +397,7 @@ def test_blocks_by_region_are_not_multiplied_by_the_regions(observed: Observed, 
 def test_what_waits_to_be_written_holds_no_blocks(observed: Observed) -> None:
     """A disk that is full keeps thousands of finished transfers waiting."""
     table = TransferTable(observed.telemetry)
-    table.current.request = Request("r", "s", Peer("there"), 0, [list(range(10_000))], [list(range(10_000))])
+    table.request = Request("r", "s", Peer("there"), 0, [list(range(10_000))], [list(range(10_000))])
     handle = object()
     table.prepared("READ", [1], now_ns(), handle)
     table.done(handle, NIXL_RESULT)
