@@ -119,8 +119,9 @@ class AllowedPeers:
                 return True
             if time.monotonic() - self._refreshed < _RETRY_SECONDS:
                 return False
-            self._refresh = threading.Thread(target=self._look_up, name="nixl_telemetry_names", daemon=True)
-            self._refresh.start()
+            refresh = threading.Thread(target=self._look_up, name="nixl_telemetry_names", daemon=True)
+            refresh.start()
+            self._refresh = refresh
             return True
 
     def _look_up(self) -> None:

@@ -295,9 +295,7 @@ class ReceiveTable:
         self._receives[request_id] = receive
         if not blocks and self.telemetry.mode is TransferMode.PULL:
             self.untold.add(request_id)
-        if len(self._receives) == 1:
-            # Else it was looked at already.
-            self.telemetry.ensure_watched()
+        self.telemetry.ensure_watched()
         return receive
 
     @guarded

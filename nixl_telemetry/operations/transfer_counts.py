@@ -41,7 +41,7 @@ class Ended(Protocol):
 
 
 class _Direction:
-    """The series of one direction, and the transfers that were posted since the last step."""
+    """The series of one direction."""
 
     def __init__(self, telemetry: Telemetry, direction: Direction) -> None:
         series = telemetry.series
@@ -70,14 +70,14 @@ class TransferCounts:
     """
 
     LIMIT: Final = 100_000
-    """How many that ended may wait for their step. Of more, just that they ended is counted."""
+    """How many may wait for their step. Of more that ended, just that they did is counted."""
 
     def __init__(self, telemetry: Telemetry, peers: PeerTraffic) -> None:
         self.telemetry: Final = telemetry
         self._peers = peers
         self._directions: Final = {direction: _Direction(telemetry, direction) for direction in Direction}
         # Without metrics nobody would ever take them.
-        most = None if telemetry.settings.metrics else 0
+        most = self.LIMIT if telemetry.settings.metrics else 0
         self._posted: Final[deque[Direction]] = deque(maxlen=most)
         self._ended: Final[deque[Ended]] = deque(maxlen=most)
         self.waiting: Final[tuple[Collection[object], ...]] = (self._posted, self._ended)
@@ -103,18 +103,20 @@ class TransferCounts:
         for _ in range(len(self._ended)):
             one = self._ended.popleft()
             groups.setdefault((one.direction, one.peer, one.error, one.posted), []).append(one)
-        if self._posted:
-            self._report_posted()
-        for (direction, peer, error, was_posted), transfers in groups.items():
-            self._report_ended(self._directions[direction], peer, error, was_posted, transfers)
-
-    def _report_posted(self) -> None:
         posted = [self._posted.popleft() for _ in range(len(self._posted))]
+        levels: list[Update] = []
         for direction, of_direction in self._directions.items():
             count = posted.count(direction)
             if count:
-                self.telemetry.record_all(((of_direction.posted, (count,)), (of_direction.in_flight, (count,))))
+                levels += ((of_direction.posted, (count,)), (of_direction.in_flight, (count,)))
+        for (direction, _, _, was_posted), transfers in groups.items():
+            levels.append(self._directions[direction].level(was_posted, len(transfers)))
+        # Before anything else can fail.
+        self.telemetry.record_all(levels)
+        for (direction, peer, error, was_posted), transfers in groups.items():
+            self._report_ended(self._directions[direction], peer, error, was_posted, transfers)
 
+    @guarded
     def _report_ended(
         self,
         direction: _Direction,
@@ -134,7 +136,7 @@ class TransferCounts:
             # A request whose memory is of two kinds is moved by two transfers; its blocks are moved once.
             if one.is_first:
                 blocks += one.blocks
-        updates: list[Update] = [direction.level(was_posted, len(transfers)), (direction.durations[error], durations)]
+        updates: list[Update] = [(direction.durations[error], durations)]
         if error is None:
             updates += (
                 (direction.observation_delay, delays),

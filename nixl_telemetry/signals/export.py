@@ -141,8 +141,10 @@ class ExportThread:
     def _start(self) -> None:
         with self._start_lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nixl-telemetry-export", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="nixl-telemetry-export", daemon=True)
+                # Where the process may have no more threads this raises, and the next operation tries again.
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         self._begin()

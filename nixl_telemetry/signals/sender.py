@@ -88,8 +88,10 @@ class SpanSender:
             self._span_count += sum(map(_count, items[:fitting]))
             self._room -= sum(map(_weight, items[:fitting]))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
+                # Where this raises, the next spans try again.
+                thread.start()
+                self._thread = thread
             # Once it knows of a batch, or of a stream, the thread wakes in time by itself.
             in_stream = self._last_at < self._sent_at + self._pace_seconds
             if (begins and not in_stream) or self._span_count >= _BATCH_SPANS:

@@ -139,6 +139,32 @@ def test_block_ids_are_passed_by_keyword(worker: Any) -> None:
     assert ratios == [True, False]
 
 
+def callers(worker: Any, *names: str) -> set[str]:
+    """Which methods of a worker call one of these."""
+    return {
+        method.name
+        for layer in worker.__mro__[:-1]
+        for method in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(layer))))
+        if isinstance(method, ast.FunctionDef)
+        and any(
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+            for node in ast.walk(method)
+        )
+    }
+
+
+def test_transfers_are_posted_on_one_thread() -> None:
+    """In pull where the engine's step calls, in push on the writer's thread: for which request is noted once."""
+    pull, push = nixl.NixlPullConnectorWorker, nixl.NixlPushConnectorWorker
+
+    assert callers(pull, "make_prepped_xfer", "_compute_desc_ids") <= {"_read_blocks", "_read_blocks_mixed"}
+    assert callers(pull, "_read_blocks", "_read_blocks_mixed") <= {"_read_blocks_for_req", "_read_blocks"}
+    assert callers(pull, "_read_blocks_for_req") == {"start_load_kv"}
+    assert callers(push, "make_prepped_xfer", "_compute_desc_ids") == {"_xfer_blocks"}
+    assert callers(push, "_do_start_push_kv") == {"_push_writer_loop", "_handle_push_reg_notif"}
+    assert callers(push, "_handle_push_reg_notif") == {"_push_writer_loop"}
+
+
 def test_the_payload_is_looked_up_in_base_worker() -> None:
     """Both where it is decoded and where our own is made; its fields are the two that go over the wire."""
     source = inspect.getsource(base_worker)

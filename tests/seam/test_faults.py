@@ -3,13 +3,16 @@
 """Every hook of ours raises, one at a time: vLLM and NIXL do what they do without us."""
 
 import ast
+import importlib
 import inspect
+import pkgutil
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from nixl_telemetry.operations import handshake, lease, peer_traffic, push_match, receive, transfer, tripwires
+from nixl_telemetry import operations, seam
+from nixl_telemetry.operations import peer_traffic, transfer, transfer_counts
 from nixl_telemetry.seam import scheduler, worker, worker_observer
 from nixl_telemetry.seam.agent import AgentHooks, AskedAgentHooks, InboxHooks
 from nixl_telemetry.seam.connector import InstrumentedNixlPullConnector
@@ -35,13 +38,19 @@ def hooks_in(*modules: ModuleType) -> list[Hook]:
     ]
 
 
+def modules_of(package: ModuleType) -> list[ModuleType]:
+    """All there are, so that none is forgotten."""
+    names = [module.name for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")]
+    return [importlib.import_module(name) for name in names]
+
+
 def name_of(hook: Hook) -> str:
     """As in an identifier."""
     return f"{hook[0].__name__}.{hook[1]}"
 
 
-HOOKS = hooks_in(handshake, transfer, receive, lease, push_match, peer_traffic, tripwires, worker_observer, scheduler)
-OF_AGENT = hooks_in(transfer, peer_traffic)
+HOOKS = hooks_in(*modules_of(operations), *modules_of(seam))
+OF_AGENT = hooks_in(transfer, transfer_counts, peer_traffic)
 """Those that an agent without a worker comes to."""
 
 
@@ -52,6 +61,7 @@ def test_there_are_hooks() -> None:
     assert {
         "Handshake.finish",
         "TransferTable.done",
+        "TransferCounts.report",
         "WorkerObserver.with_updates",
         "SchedulerObserver.step_built",
     } <= names
@@ -136,4 +146,9 @@ def test_hooks_call_guarded_methods_only(hooks: type, observer: type) -> None:
     }
 
     assert called
+    assert not any(
+        node.keywords
+        for node in ast.walk(ast.parse(inspect.getsource(hooks)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[0] in ("observer", "table")
+    )
     assert [name for name in sorted(called) if not hasattr(getattr(observer, name), "__guarded__")] == []

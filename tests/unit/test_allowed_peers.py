@@ -123,6 +123,21 @@ def test_destinations_that_are_refused(host: str) -> None:
     assert all(part in text for part in (host[:256], "10.0.0.0/8, fd00::/8, decode", "allowed_peers", "remote_host"))
 
 
+def test_a_thread_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the process may have no more of them for a while."""
+
+    def raising(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    allowed = AllowedPeers(["decode.example"], lambda name: ["10.0.0.1"])
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", raising)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            allowed.destination("10.0.0.1")
+
+    assert allowed.destination("10.0.0.1") == "10.0.0.1"
+
+
 def test_slow_resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits longer than the limit, and threads that hang are bounded."""
     monkeypatch.setattr(allowed_peers, "LOOKUP_SECONDS", 0.02)

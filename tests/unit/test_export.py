@@ -104,6 +104,24 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.taken >= 4
 
 
+def test_a_thread_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the process may have no more of them for a while."""
+    every(0.1, monkeypatch)
+    bench = Bench()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", raising)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            bench.hand_over(1, can_wait=False)
+    bench.hand_over(1, can_wait=False)
+
+    assert wait_until(lambda: bench.taken == 2, 5)
+
+
+def raising(thread: threading.Thread) -> None:
+    """As Python does."""
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_steady_stream_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first after a pause is taken in the next round, the others together, when they can wait no longer."""
     every(0.2, monkeypatch)

@@ -93,6 +93,23 @@ def test_spans_go_in_batches(bench: Bench) -> None:
     assert (bench.sent, bench.lost, bench.connected) == ([7], [], 1)
 
 
+def test_a_thread_that_could_not_start_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was handed over meanwhile goes with the next."""
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", raising)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            bench.add(3)
+    bench.add(4)
+
+    assert wait_until(lambda: bool(bench.sent), 5)
+    assert (bench.sent, bench.lost) == ([7], [])
+
+
+def raising(thread: threading.Thread) -> None:
+    """As Python does where the process may have no more."""
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_steady_stream_does_not_wait_for_a_pause(bench: Bench) -> None:
     """The oldest span waits so long at most."""
     begin = time.monotonic()

@@ -261,6 +261,31 @@ def test_transfers_that_nobody_sums_up_are_not_kept(
     assert (IN_FLIGHT, "read") not in updates
 
 
+def test_levels_are_right_whatever_fails(
+    observed: Observed, table: TransferTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in what is counted of one peer takes neither the levels with it nor what is counted of others."""
+
+    def transferred(peer: Peer, *args: object) -> tuple[()]:
+        if peer.engine_id == "there":
+            raise RuntimeError("injected")
+        return ()
+
+    monkeypatch.setattr(table.peers, "transferred", transferred)
+    for engine_id in ("there", "elsewhere"):
+        assert table.request is not None
+        table.request.peer = Peer(engine_id)
+        handle = object()
+        table.prepared("READ", (), now_ns(), handle)
+        table.posting(handle)
+        table.done(handle, NIXL_RESULT)
+
+    updates = observed.updates()
+    assert (updates[POSTED, "read"], updates[IN_FLIGHT, "read"]) == (2, 0)
+    assert updates["nixl_telemetry_errors_total", "hook"] == 1
+    assert updates[DURATION, "read", ""] == [0.0025]
+
+
 def test_each_worker_tells_since_when_its_oldest_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that hangs on any is seen, whatever the others do; all stages of a pipeline have the same tensor ranks."""
     ages_s = iter((90, 30))

@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The instrumented connectors, with every hook of the telemetry raising."""
 
+import importlib
 import inspect
+import pkgutil
 from typing import Any
 
+from nixl_telemetry import operations, seam
 from nixl_telemetry.connectors import *  # noqa: F403
-from nixl_telemetry.operations import handshake, lease, receive, transfer
-from nixl_telemetry.seam import scheduler, worker
 from nixl_telemetry.signals.telemetry import guarded
 
 SPARED = ("with_updates",)
@@ -22,7 +23,12 @@ def _raising(name: str) -> Any:
     return guarded(raises)
 
 
-for module in (handshake, transfer, receive, lease, worker, scheduler):
+_MODULES = [
+    importlib.import_module(f"{package.__name__}.{module.name}")
+    for package in (operations, seam)
+    for module in pkgutil.iter_modules(package.__path__)
+]
+for module in _MODULES:
     for owner in list(vars(module).values()):
         if inspect.isclass(owner) and owner.__module__ == module.__name__:
             for name, value in list(vars(owner).items()):
