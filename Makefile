@@ -166,7 +166,7 @@ mixin-live: venv router older ## fire the alerts and draw the dashboards on real
 pictures: $(VENV_STAMP) ## draw docs/images/ again, from the data of the last `make mixin-live`
 	@$(BIN)/python -m tools.mixin_live --pictures --out demo-out
 
-bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (three quarters of an hour)
+bench: $(VENV_STAMP) ## what it costs, beside stock vLLM: benchmarks/results.json and docs/performance.md (three quarters of an hour; see there)
 	@$(BIN)/python -m benchmarks.run
 
 chaos: venv router ## break things under load, beside stock vLLM: benchmarks/chaos.json and docs/resilience.md (an hour)

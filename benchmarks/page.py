@@ -13,7 +13,7 @@ _HEAD: Final = """\
 
 # Performance
 
-What the suite costs, measured beside stock vLLM in the same run.
+What the suite costs: each part is measured beside stock vLLM, in one run.
 `make bench` measures it again, on your machine; it takes about three quarters of an hour, and hours on a CPU that has
 neither AMX nor AVX-512's bfloat16.
 """
@@ -71,6 +71,11 @@ read as well.
 
 **Memory.**
 Resident memory after half of the requests and after all of them, with the queues empty.
+
+**Settings.**
+The last figures are of a pull pair with the suite switched off (`enabled` is false), with its defaults, and with a span
+for every block of every transfer: a few short rounds, which tell settings apart only where their intervals do not
+overlap.
 
 ## What cannot be said
 
@@ -137,7 +142,7 @@ def _budgets(budgets: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ),
     )
     missed = [f"{budget['name']} ({_with_interval(budget)} {budget['unit']})" for budget in budgets if not budget["ok"]]
-    yield f"**Not kept in this run:** {'; '.join(missed)}.\n" if missed else "All are kept in this run.\n"
+    yield f"**Not kept:** {'; '.join(missed)}.\n" if missed else "All are kept.\n"
     remarks = [(budget["name"], budget["remark"]) for budget in budgets if budget["remark"]]
     if remarks:
         yield _table(("what", "figures"), remarks)

@@ -38,18 +38,22 @@ class Settings(BaseModel):
     metrics: bool = Field(True, description="Own metrics on `/metrics`. The labels on vLLM's metrics stay either way.")
     traces: bool = Field(
         True,
-        description="Spans, where an exporter is configured: by vLLM's `--otlp-traces-endpoint` or by `OTEL_*`.",
+        description="Spans, where they have somewhere to go: vLLM's `--otlp-traces-endpoint`, `OTEL_*` or "
+        "`trace_file`.",
     )
     logs: bool = Field(True, description="One log line per finished operation.")
     log_format: Literal["logfmt", "json"] = Field("logfmt", description="How a log line's keys are written.")
     slow_handshake_seconds: float = Field(
-        1.0, gt=0, description="A handshake slower than this is logged as a warning. Seconds."
+        1.0, gt=0, description="A handshake slower than this is logged as a warning, and kept (`keep_failed`). Seconds."
     )
     slow_transfer_seconds: float = Field(
-        1.0, gt=0, description="A transfer slower than this is logged as a warning. Seconds."
+        1.0, gt=0, description="A transfer slower than this is logged as a warning, and kept (`keep_failed`). Seconds."
     )
     slow_receive_seconds: float = Field(
-        5.0, gt=0, description="A request that waited longer for remote KV is logged as a warning. Seconds."
+        5.0,
+        gt=0,
+        description="A request that waited longer for remote KV is logged as a warning, and kept (`keep_failed`). "
+        "Seconds.",
     )
     block_spans: Literal["off", "runs", "each"] = Field(
         "each",
@@ -59,7 +63,8 @@ class Settings(BaseModel):
     block_span_limit: int = Field(
         64,
         ge=0,
-        description="A transfer of more blocks gets a span for each run instead of each block; `0`: no limit.",
+        description="A transfer of more blocks gets a span for each run instead of each block, which are as many where "
+        "no blocks are neighbours; `0`: no limit.",
     )
     keep_failed: bool = Field(
         True,
@@ -71,7 +76,10 @@ class Settings(BaseModel):
         description="File for spans as lines of OTLP JSON, beside or instead of an exporter. Unset: none.",
     )
     trace_file_max_bytes: int = Field(
-        16 * 2**20, ge=4096, le=2**40, description="Size at which the next trace file begins. Bytes."
+        16 * 2**20,
+        ge=4096,
+        le=2**40,
+        description="Before a trace file grows larger, the next one begins; only a single message may be. Bytes.",
     )
     trace_file_count: int = Field(
         4, ge=1, le=1000, description="Trace files that are kept, the newest included; the oldest is deleted."

@@ -228,19 +228,26 @@ Without it, and without a `traceparent` from the client, `nixl.lease` begins a t
 that P and D are joined all the same.
 A router that asks both instances at once in push, as vllm-router does, cannot pass P's context on to D: then
 `nixl.receive` is not linked to the lease; P's `nixl.transfer`, which is D's child and linked to the lease, joins them.
+Without a `traceparent` that reaches both, these are two traces, joined by that link; for one, have the client or the
+router send a `traceparent`, and start both instances with `--otlp-traces-endpoint`.
 In push with several ranks at D, P writes to all of them for the registration of one: all its `nixl.transfer` are then
 children of that rank's `nixl.receive`.
 With a stock peer there is no context from it: D's spans hang below the request only, and P's `nixl.transfer` in push
 below `nixl.lease`.
 P's context travels in `kv_transfer_params`, D's in its registration, both under the key `nixl_telemetry`.
 
-Sampling is the caller's decision where there is a caller, as with `OTEL_TRACES_SAMPLER`'s default.
+Sampling is the caller's decision where there is a caller, as with `OTEL_TRACES_SAMPLER`'s default; to export 5 % of
+the traces of the others, set `OTEL_TRACES_SAMPLER=parentbased_traceidratio` and `OTEL_TRACES_SAMPLER_ARG=0.05` (a
+fraction) for P and D alike. Two traces, as in push above, are then sampled each for itself.
 What failed, or was slower than the settings `slow_*_seconds` say, is exported even if its trace is not sampled, with
 the attribute `nixl.kept`; its parents, and the spans of its blocks, are then not there.
 """
 
 LOG_EVENTS: Final = {
     EventName.COMPAT_HASH_COMPUTED: LogDoc("info", "once for each worker, at start-up: the hash and its factors"),
+    EventName.ENFORCEMENT_OFF: LogDoc(
+        "warning", "once for each worker, at start-up: `enforce_handshake_compat` is `false`, and nothing is rejected"
+    ),
     EventName.HANDSHAKE_FINISHED: LogDoc("info; warning when slow", "a handshake succeeded"),
     EventName.HANDSHAKE_FAILED: LogDoc("error", "a handshake failed"),
     EventName.HANDSHAKE_REQUEST_REFUSED: LogDoc(
@@ -293,9 +300,6 @@ LOG_EVENTS: Final = {
         "warning", "before the first transfer with a peer that differs in what the hash does not cover"
     ),
 }
-
-NOT_EVENTS: Final = {EventName.ENFORCEMENT_OFF}
-"""Names under which a plain sentence is logged once."""
 
 SPAN_EVENTS: Final = {
     EventName.MODE_CONFLICT: ("MODE_CONFLICT_SOURCE", "MODE_CONFLICT_EXPECTED", "MODE_CONFLICT_FOUND"),
@@ -386,7 +390,8 @@ UNMEASURED: Final = """\
 - With NIXL's own telemetry off (`NIXL_TELEMETRY_ENABLE=n`) bytes, post time and NIXL's duration are not known.
   Requests are served; `nixl_telemetry_errors_total{signal="nixl"}` counts such transfers, and their duration is taken
   from the suite's own clock.
-- No two processes' clocks are ever subtracted, so no time spans both instances.
+- No duration spans both instances: clocks of two processes are not subtracted, but for `nixl.lease.remaining`, which
+  takes the offset between them that vLLM's handshake finds, for what it is.
 - A level gauge is a sum of changes.
   If an update is dropped (`nixl_telemetry_dropped_total{signal="metrics"}`), the gauge may stay off by it until the
   server restarts.
@@ -543,7 +548,10 @@ def _spans() -> Iterator[str]:
     yield TREE
     docs = attributes()
     yield "### Attributes of every span and log line\n"
-    yield "Stages of a handshake and spans of blocks do not repeat them.\n"
+    yield (
+        "Stages of a handshake do not repeat them, and spans of blocks the transfer mode only.\n"
+        "A stage that failed has `error.type`.\n"
+    )
     yield _attribute_table((*COMMON_ATTRIBUTES, "KEPT"), docs)
     for name, doc in SPANS.items():
         constants = [*doc.attributes, *doc.on_failure]
@@ -634,7 +642,7 @@ def _logs() -> Iterator[str]:
     yield table(("key", "meaning"), ((f"`{name}`", text) for name, text in LOG_KEYS))
     yield (
         "Besides these the suite warns in plain sentences, once for each cause: a failure of its own, an unsupported\n"
-        "vLLM, NIXL without telemetry, and `enforce_handshake_compat` set to `false`.\n"
+        "vLLM, and NIXL without telemetry.\n"
     )
 
 
@@ -752,7 +760,8 @@ _OTEL: Final = (
 _AFTER_SETTINGS: Final = """\
 A boolean variable is `1`, `true`, `yes` or `on`, or the opposite of one of them.
 
-`{auto}` is a variable only; it is on for `1`, `true`, `yes` and `on`, and off for everything else.
+`{auto}` is a variable only; it is on for `1`, `true`, `yes` and `on`, off for their opposites and where it is
+empty, and anything else stops the start of vLLM.
 
 NIXL owns the prefix `NIXL_TELEMETRY_`, and vLLM warns about unknown `VLLM_` variables: hence `NIXLTEL_`.
 Variables that start with `NIXLTEL_TESTBED_` belong to the tests and are ignored.
@@ -782,10 +791,12 @@ Resource and sampler are those of the process's tracer provider, which vLLM sets
 the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`) ask for.
 
 vLLM hands a request's `traceparent` to its connectors with 1. only: with 2. and 3. alone the suite's spans are in
-traces of their own, which still span prefill and decode.
+traces of their own, which still span prefill and decode; in push, two that are linked
+([One trace](signals.md#one-trace)).
 
-Handshakes and all that failed become spans at once; transfers, receives and leases that succeeded within a second, and
-while requests keep coming half a second before the next message, or within 5 s.
+Handshakes and all that failed become spans at once.
+Transfers, receives and leases that succeeded are gathered for a second; while requests keep coming until half a second
+before the next message, but for 5 s at most, and until more than 32 wait.
 Spans are sent 0.2 s after the last one; while more keep coming, every `OTEL_BSP_SCHEDULE_DELAY` milliseconds (5,000 by
 default, as for vLLM's own spans; an hour at most), and as soon as 512 wait.
 With `--shutdown-timeout 0`, its default, vLLM kills its processes within half a second when it is stopped, too early
@@ -796,7 +807,8 @@ A batch that is not taken within the exporter's timeout is lost; `nixl_telemetry
 its spans.
 
 Several processes of an instance, and several instances, may write the same trace file.
-It holds at most `trace_file_count` times `trace_file_max_bytes`.
+They hold at most `trace_file_count` times `trace_file_max_bytes`, unless a single message is larger.
+The folder is made if missing; files are readable for owner and group (0640).
 
 Read by the suite:
 

@@ -100,6 +100,8 @@ class LeaseTable:
         self._durations = {outcome: telemetry.series(LEASE_DURATION, outcome) for outcome in LEASE_OUTCOMES}
         self._leases: dict[str, Lease] = {}
         self._overdue = 0
+        self._told = 0
+        """How many of those were logged."""
         self._logged_at = -_LOG_SECONDS
         telemetry.watch(self._look, self._leases)
 
@@ -169,8 +171,9 @@ class LeaseTable:
         overdue = [lease for lease in list(self._leases.values()) if 0 < lease.deadline_ns < now - _GRACE_NS]
         if len(overdue) != self._overdue:
             self.telemetry.record(LEASES_OVERDUE, value=len(overdue) - self._overdue)
-        if len(overdue) > self._overdue and time.monotonic() - self._logged_at >= _LOG_SECONDS:
-            self._logged_at = time.monotonic()
+        self._told = min(self._told, len(overdue))
+        if len(overdue) > self._told and time.monotonic() - self._logged_at >= _LOG_SECONDS:
+            self._logged_at, self._told = time.monotonic(), len(overdue)
             first = min(overdue, key=lambda lease: lease.deadline_ns)
             attributes: dict[str, AttributeValue] = {
                 semconv.LEASE_COUNT: len(overdue),

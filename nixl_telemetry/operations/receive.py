@@ -47,6 +47,7 @@ class Origin:
 NO_ORIGIN: Final = Origin()
 """Of a request that came without a trace."""
 
+_NOT_LOADED: Final = "vLLM reports that loading failed"
 _TOLD_AT_ONCE: Final = 20
 """Log lines about long waits at each look: a peer that is gone may leave thousands waiting."""
 
@@ -156,7 +157,7 @@ class Receive:
         if self.error is None:
             self.error, self.message = error, message
 
-    def finish(self, failed: bool, message: str = "vLLM reports that loading failed") -> None:
+    def finish(self, failed: bool, message: str = _NOT_LOADED) -> None:
         """It ended; a second call does nothing.
 
         Args:
@@ -238,7 +239,9 @@ class Receive:
 
     def _durations(self) -> dict[str, float]:
         """The parts of the wait. Each ends where the next begins, so that they add up to the whole."""
-        parts = [(semconv.RECEIVE_HANDSHAKE_DURATION, self.ready_ns or self.start_ns)]
+        # Who never saw it done waited for it until its turn, or to the end.
+        ready_ns = self.ready_ns or (self.turn_ns if self.wants_handshake else self.start_ns)
+        parts = [(semconv.RECEIVE_HANDSHAKE_DURATION, ready_ns)]
         if self.telemetry.mode is TransferMode.PUSH:
             parts += [
                 (semconv.RECEIVE_QUEUE_DURATION, self.turn_ns),
@@ -303,8 +306,8 @@ class ReceiveTable:
         """A handshake ended: whoever waits for that peer goes on, or fails."""
         for receive in list(self._receives.values()):
             if receive.peer.engine_id == engine_id and not receive.turn_ns:
-                receive.ready_ns = now_ns()
                 if error is None:
+                    receive.ready_ns = now_ns()
                     continue
                 receive.fail(error, message)
                 if receive.blocks and self.telemetry.mode is TransferMode.PUSH:
@@ -366,7 +369,7 @@ class ReceiveTable:
                 receive.tell_long_wait()
                 told += 1
 
-    def _end(self, request_id: str, *, failed: bool, message: str = "vLLM reports that loading failed") -> None:
+    def _end(self, request_id: str, *, failed: bool, message: str = _NOT_LOADED) -> None:
         receive = self._receives.pop(request_id, None)
         if receive is not None:
             receive.finish(failed, message)

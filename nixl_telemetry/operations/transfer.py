@@ -127,8 +127,9 @@ class Transfer:
     posted: bool = False
     blocks: int = 0
     """Blocks moved, over all groups; known when it has ended."""
-    held: tuple[BlockGroups, BlockGroups] | None = None
-    """Which blocks, local and remote, until it is described; ``None`` where no spans are made of them."""
+    held: tuple[BlockGroups, BlockGroups, int] | None = None
+    """Which blocks, local and remote, and how many ids these are on each side, until it is described; ``None`` where no
+    spans are made of them."""
     moves_dropped: bool = False
     is_measured: bool = False
     """Whether NIXL has told the sizes and times."""
@@ -181,8 +182,9 @@ class Transfer:
         self.blocks = request.blocks
         telemetry = self.table.telemetry
         if self.is_first and telemetry.spans.makes_block_spans:
-            if telemetry.blocks.take(self.blocks):
-                self.held = request.local_blocks, request.remote_blocks
+            ids = sum(map(len, request.local_blocks)) if request.by_region else self.blocks
+            if telemetry.blocks.take(ids):
+                self.held = request.local_blocks, request.remote_blocks, ids
             else:
                 self.moves_dropped = True
                 telemetry.record(TELEMETRY_DROPPED, Signal.BLOCKS)
@@ -195,8 +197,9 @@ class Transfer:
         held, self.held = self.held, None
         if held is None:
             return None
-        self.table.telemetry.blocks.give_back(self.blocks)
-        return BlockMoves(*held, by_region=self.request is not None and self.request.by_region)
+        local, remote, ids = held
+        self.table.telemetry.blocks.give_back(ids)
+        return BlockMoves(local, remote, by_region=self.request is not None and self.request.by_region)
 
     def audit_record(self) -> Record:
         """Who moved whose KV, for the audit trail."""

@@ -55,7 +55,11 @@ class _Direction:
         self.blocks: Final = series(TRANSFER_BLOCKS, direction)
         self.descriptors: Final = series(TRANSFER_DESCRIPTORS, direction)
 
-    def level(self, posted: bool, count: int) -> Update:
+    def begun(self, count: int) -> tuple[Update, Update]:
+        """What becomes of the levels when transfers are posted."""
+        return (self.posted, (count,)), (self.in_flight, (count,))
+
+    def ended(self, posted: bool, count: int) -> Update:
         """What becomes of the levels when transfers end."""
         # One that could not be prepared counts as posted, so that the numbers add up.
         return (self.in_flight, (-count,)) if posted else (self.posted, (count,))
@@ -70,7 +74,7 @@ class TransferCounts:
     """
 
     LIMIT: Final = 100_000
-    """How many may wait for their step. Of more that ended, just that they did is counted."""
+    """How many may wait for their step. Of more, just that they were posted or ended is counted."""
 
     def __init__(self, telemetry: Telemetry, peers: PeerTraffic) -> None:
         self.telemetry: Final = telemetry
@@ -82,8 +86,13 @@ class TransferCounts:
         self._ended: Final[deque[Ended]] = deque(maxlen=most)
         self.waiting: Final[tuple[Collection[object], ...]] = (self._posted, self._ended)
         """What :meth:`report` has to take; mostly empty."""
-        self.posted: Final = self._posted.append
+
+    def posted(self, direction: Direction) -> None:
         """A transfer in this direction was posted."""
+        if len(self._posted) < self.LIMIT:
+            self._posted.append(direction)
+        else:
+            self.telemetry.record_all(self._directions[direction].begun(1))
 
     def ended(self, transfer: Ended) -> None:
         """A transfer has ended."""
@@ -92,7 +101,7 @@ class TransferCounts:
         else:
             self.telemetry.record(TELEMETRY_DROPPED, Signal.METRICS)
             # A lost change of a level would be wrong for ever.
-            self.telemetry.record_all((self._directions[transfer.direction].level(transfer.posted, 1),))
+            self.telemetry.record_all((self._directions[transfer.direction].ended(transfer.posted, 1),))
 
     @guarded
     def report(self) -> None:
@@ -108,9 +117,9 @@ class TransferCounts:
         for direction, of_direction in self._directions.items():
             count = posted.count(direction)
             if count:
-                levels += ((of_direction.posted, (count,)), (of_direction.in_flight, (count,)))
+                levels += of_direction.begun(count)
         for (direction, _, _, was_posted), transfers in groups.items():
-            levels.append(self._directions[direction].level(was_posted, len(transfers)))
+            levels.append(self._directions[direction].ended(was_posted, len(transfers)))
         # Before anything else can fail.
         self.telemetry.record_all(levels)
         for (direction, peer, error, was_posted), transfers in groups.items():

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The export thread: engine threads hand over a callable, everything costly happens here."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -142,9 +143,11 @@ class ExportThread:
         with self._start_lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="nixl-telemetry-export", daemon=True)
-                # Where the process may have no more threads this raises, and the next operation tries again.
-                thread.start()
-                self._thread = thread
+                # The process may have no more threads: then the next operation tries again, and what does not fit into
+                # the queue meanwhile is counted.
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
 
     def _run(self) -> None:
         self._begin()

@@ -112,7 +112,7 @@ class BlockBudget:
         """Whether what waits is better described soon."""
 
     def take(self, count: int) -> bool:
-        """Reserve so many; false if there is no room. Held for nanoseconds, the lock is never waited for."""
+        """Reserve so many; false if there is no room. The lock is held for nanoseconds."""
         with self._lock:
             if self._taken + count > self.LIMIT:
                 return False

@@ -35,7 +35,7 @@ NIXL_VERSION: Final = "nixl.version"
 ENGINE_ID: Final = "nixl.engine.id"
 """string; engine id of this process."""
 RANK: Final = "nixl.rank"
-"""int; tensor-parallel rank of this worker."""
+"""int; tensor-parallel rank of this worker. Absent on what a scheduler tells, such as a lease."""
 KV_ROLE: Final = "nixl.kv.role"
 """string; ``kv_producer``, ``kv_consumer`` or ``kv_both``."""
 REQUEST_ID: Final = "nixl.request.id"
@@ -99,7 +99,8 @@ RECEIVE_BLOCKS: Final = "nixl.receive.block.count"
 RECEIVE_HANDSHAKE_DURATION: Final = "nixl.receive.handshake.duration"
 """float, seconds; until the handshake with the peer was done; 0 where it was done before.
 
-The durations of a receive follow each other and add up to it. Where it failed, the last one is the one it failed in."""
+The durations of a receive follow each other and add up to it. Where it failed, the part
+that it failed in has all the rest, and those after it are 0."""
 RECEIVE_QUEUE_DURATION: Final = "nixl.receive.queue.duration"
 """float, seconds; until the worker turned to the request: after a handshake that is a later engine step."""
 RECEIVE_POST_DURATION: Final = "nixl.receive.post.duration"
@@ -120,7 +121,8 @@ LEASE_OUTCOME: Final = "nixl.lease.outcome"
 """string; a :class:`LeaseOutcome`."""
 LEASE_REMAINING: Final = "nixl.lease.remaining"
 """float, seconds; what was left of the peer's lease, as it was granted, when the decode side began to read; below 0 it
-had run out, unless it was renewed meanwhile. Pull only, between instrumented instances from connector version 5 on."""
+had run out, unless it was renewed meanwhile. The one value in which another process's clock has a part: by the offset
+between the two that vLLM's handshake finds. Pull only, between instrumented instances from connector version 5 on."""
 LEASE_COUNT: Final = "nixl.lease.count"
 """int; leases that a log line is about."""
 
@@ -155,7 +157,7 @@ BLOCK_GROUP: Final = "nixl.block.group"
 BLOCK_REGION: Final = "nixl.block.region"
 """int; index of the memory region, instead of the group, where the two instances group their layers differently."""
 BLOCK_COUNT: Final = "nixl.block.count"
-"""int; blocks in this run: neighbours in both instances. Absent on the span of one block."""
+"""int; blocks in this run: neighbours in both instances. Only where blocks are told in runs."""
 BLOCK_SIZE: Final = "nixl.block.size"
 """int, bytes; the block's (or run's) share of the transfer's bytes. Absent where NIXL tells no bytes."""
 BLOCK_TIMING: Final = "nixl.block.timing"
@@ -372,10 +374,8 @@ class RequestRole(StrEnum):
 
 
 class BlockDetail(StrEnum):
-    """What the block spans of a transfer are."""
+    """What the block spans of a transfer are; nothing is said where ``block_spans`` is off."""
 
-    OFF = "off"
-    """There are none."""
     RUNS = "runs"
     """One for each run of blocks that are neighbours in both instances, the unit that NIXL moves."""
     EACH = "each"

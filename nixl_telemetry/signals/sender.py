@@ -88,14 +88,21 @@ class SpanSender:
             self._span_count += sum(map(_count, items[:fitting]))
             self._room -= sum(map(_weight, items[:fitting]))
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
-                # Where this raises, the next spans try again.
-                thread.start()
-                self._thread = thread
+                self._start()
             # Once it knows of a batch, or of a stream, the thread wakes in time by itself.
             in_stream = self._last_at < self._sent_at + self._pace_seconds
             if (begins and not in_stream) or self._span_count >= _BATCH_SPANS:
                 self._changed.notify_all()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="nixl-telemetry-send", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # The process may have no more threads; the next spans try again.
+            self._on_error(error)
+        else:
+            self._thread = thread
 
     def can_wait_until(self) -> float:
         """Until when a span can come and be sent no later for it, by :func:`time.monotonic`."""

@@ -24,7 +24,7 @@ class TraceFile:
 
     Args:
         path: The file. Its folder is made if missing.
-        max_bytes: A file that has grown so large is followed by a new one.
+        max_bytes: No file grows larger, but for a single batch that is.
         count: Files that are kept, the newest included.
     """
 
@@ -40,27 +40,36 @@ class TraceFile:
             OSError: The file cannot be written.
         """
         request = ExportTraceServiceRequest.FromString(message.data)
-        line = json.dumps(_hex_ids(MessageToDict(request, use_integers_for_enums=True)), separators=(",", ":")) + "\n"
-        with self._locked() as descriptor:
-            remaining = memoryview(line.encode())
-            while remaining:
-                remaining = remaining[os.write(descriptor, remaining) :]
+        text = json.dumps(_hex_ids(MessageToDict(request, use_integers_for_enums=True)), separators=(",", ":"))
+        line = text.encode() + b"\n"
+        with self._locked(len(line)) as descriptor:
+            size = os.fstat(descriptor).st_size
+            # Whoever was killed in the middle of a line must not take this one with it.
+            remaining = memoryview(line if _ends_a_line(descriptor, size) else b"\n" + line)
+            try:
+                while remaining:
+                    remaining = remaining[os.write(descriptor, remaining) :]
+            except OSError:
+                # Half a line would be lost with what comes after it.
+                os.ftruncate(descriptor, size)
+                raise
 
     def shutdown(self) -> None:
         """Nothing is open between batches."""
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """The file, opened at its end and locked against other processes; the next file where it is full."""
+    def _locked(self, more: int) -> Iterator[int]:
+        """The file, opened at its end and locked against other processes; the next one if ``more`` bytes are too many."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 # Another process may have moved it away while this one waited.
                 if not self._is_current(descriptor):
                     continue
-                if os.fstat(descriptor).st_size >= self._max_bytes:
+                size = os.fstat(descriptor).st_size
+                if size and size + more > self._max_bytes:
                     self._rotate()
                     continue
                 yield descriptor
@@ -81,6 +90,10 @@ class TraceFile:
         for older, newer in reversed(list(zip(names[1:], names, strict=False))):
             if newer.exists():
                 newer.replace(older)
+
+
+def _ends_a_line(descriptor: int, size: int) -> bool:
+    return not size or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def _hex_ids(value: Any) -> Any:

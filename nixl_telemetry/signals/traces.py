@@ -4,6 +4,7 @@
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -104,6 +105,7 @@ class SpanWriter:
             SpanSender(connect, lambda: self._envelope, pace, settings.queue_size, on_lost, on_error)
             for connect in connects
         ]
+        in_children(self.reset)
         self.is_exporting: Final = bool(self._senders)
         """Whether spans go anywhere."""
         self.makes_block_spans: Final = self.is_exporting and settings.block_spans != "off"
@@ -159,12 +161,28 @@ class SpanWriter:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Export what is buffered; false if that took longer."""
-        return False not in [sender.flush(timeout_seconds) for sender in self._senders]
+        return False not in [sender.flush(left) for sender, left in self._together(timeout_seconds)]
 
     def close(self, timeout_seconds: float) -> None:
         """Export what is buffered, within the timeout, and nothing more."""
+        for sender, left in self._together(timeout_seconds):
+            sender.close(left)
+
+    def _together(self, timeout_seconds: float) -> Iterator[tuple[SpanSender, float]]:
+        """All senders, which have begun to send what they have, each with what is left of the time.
+
+        One whose collector hangs does not take the others' time.
+        """
+        deadline = time.monotonic() + timeout_seconds
         for sender in self._senders:
-            sender.close(timeout_seconds)
+            sender.flush(0)
+        for sender in self._senders:
+            yield sender, max(0.0, deadline - time.monotonic())
+
+    def reset(self) -> None:
+        """Say again what process this is, as a forked child must."""
+        for name in ("_provider", "_envelope"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def _provider(self) -> TracerProvider:

@@ -339,9 +339,9 @@ def test_the_page_has_every_budget() -> None:
 
     assert "| a step | 4.12 [4, 4.2] µs | ≤ 5 µs | yes |" in made
     assert "| stock | 1,234 µs |" in made
-    assert "All are kept in this run.\n" in made
+    assert "All are kept.\n" in made
     missed = [{**merged["budgets"][0], "ok": False}]
-    assert "**Not kept in this run:** a step (4.12 [4, 4.2] µs).\n" in page.make({**merged, "budgets": missed})
+    assert "**Not kept:** a step (4.12 [4, 4.2] µs).\n" in page.make({**merged, "budgets": missed})
     assert page.sentence(merged["budgets"][0]) == "kept: a step: 4.12 [4, 4.2] µs, ≤ 5 µs (quiet)"
 
 

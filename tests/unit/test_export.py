@@ -110,8 +110,7 @@ def test_a_thread_that_could_not_start_is_tried_again(monkeypatch: pytest.Monkey
     bench = Bench()
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", raising)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            bench.hand_over(1, can_wait=False)
+        bench.hand_over(1, can_wait=False)
     bench.hand_over(1, can_wait=False)
 
     assert wait_until(lambda: bench.taken == 2, 5)

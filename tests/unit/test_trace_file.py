@@ -2,11 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """The trace file: OTLP JSON, rotated, bounded, shared by processes, and never a reason to fail."""
 
+import errno
 import json
 import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
@@ -82,6 +85,47 @@ def test_one_file(tmp_path: Path) -> None:
 
     assert [child.name for child in tmp_path.iterdir()] == ["trace.jsonl"]
     assert [span["name"] for span in spans(path)] == ["b"]
+
+
+def test_no_file_is_longer_than_it_may_be(tmp_path: Path) -> None:
+    """The next one begins before, unless a single batch is longer."""
+    path = tmp_path / "trace.jsonl"
+    file = TraceFile(path, 1_000, 3)
+    for number in range(50):
+        file.send(message(f"{number}"))
+    sizes = [child.stat().st_size for child in tmp_path.iterdir()]
+    assert len(sizes) == 3
+    assert all(600 < size <= 1_000 for size in sizes)
+
+    file.send(message("x" * 5_000))
+
+    assert [span["name"] for span in spans(path)] == ["x" * 5_000]
+
+
+def test_a_line_that_was_torn_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk was full in the middle of one, or its process was killed there."""
+    path = tmp_path / "trace.jsonl"
+    file = TraceFile(path, 10_000, 2)
+    file.send(message("first"))
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]) if data[:1] == b"{" else fail())
+        with pytest.raises(OSError, match="No space left"):
+            file.send(message("lost"))
+    file.send(message("second"))
+    with path.open("a") as stream:
+        stream.write('{"resourceSpans": [{')
+    file.send(message("third"))
+
+    lines = path.read_text().splitlines()
+    assert lines.pop(2) == '{"resourceSpans": [{'
+    path.write_text("\n".join(lines))
+    assert [span["name"] for span in spans(path)] == ["first", "second", "third"]
+
+
+def fail() -> int:
+    """As the operating system does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _write(path: Path, name: str) -> None:

@@ -4,7 +4,10 @@
 
 import os
 import random
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +124,34 @@ def test_scope_and_resource(writer: Writer, collector: Collector, monkeypatch: p
     assert (sent.scope.name, sent.scope.version) == ("nixl_telemetry", __version__)
     assert sent.scope.schema_url.startswith("https://opentelemetry.io/schemas/")
     assert sent.resource == {"service.name": "vllm"}
+
+
+def test_a_collector_that_hangs_does_not_take_the_file_s_time(
+    writer: Writer, collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What ends has one time limit for all that it sends to."""
+    hang = threading.Event()
+    monkeypatch.setattr(collector, "send", lambda message: hang.wait(10))
+    one = writer(trace_file=str(tmp_path / "t.jsonl"))
+    one.write(span())
+    begin = time.monotonic()
+    one.close(0.5)
+
+    assert time.monotonic() - begin < 3
+    assert (tmp_path / "t.jsonl").read_text().count('"traceId"') == 1
+    hang.set()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_child_says_what_process_it_is(writer: Writer) -> None:
+    """Where the process has no provider of its own, the resource tells the process's id."""
+    one = writer()
+    assert one._provider.resource.attributes["vllm.process_id"] == str(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os._exit(one._provider.resource.attributes["vllm.process_id"] != str(os.getpid()))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_parent_and_links(writer: Writer, collector: Collector) -> None:
