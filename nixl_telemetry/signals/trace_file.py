@@ -59,7 +59,7 @@ class TraceFile:
 
     @contextmanager
     def _locked(self, more: int) -> Iterator[int]:
-        """The file, opened at its end and locked against other processes; the next one if ``more`` bytes are too many."""
+        """The file, opened at its end and locked against others; the next one where ``more`` bytes are too many."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)

@@ -63,6 +63,7 @@ CHECKS: Final = tuple(
                 signals.traces,
                 signals.exporter,
                 signals.endpoint,
+                signals.sampler,
                 signals.trace_file,
                 signals.log_level,
                 signals.audit_folder,

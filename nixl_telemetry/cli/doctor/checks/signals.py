@@ -21,14 +21,25 @@ _GRPC_PORT: Final = 4317
 _HTTP_PORT: Final = 4318
 _PATH: Final = "/v1/traces"
 _OTLP: Final = frozenset({"otlp", "otlp_proto_grpc", "otlp_proto_http"})
+_SAMPLERS: Final = (
+    "parentbased_traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "traceidratio",
+    "always_on",
+    "always_off",
+)
 _NETWORK_FILES: Final = ("nfs", "cifs", "smb", "ceph", "lustre", "fuse", "9p", "gpfs", "beegfs", "efs")
 
 
 def traces(subject: Subject) -> Iterator[Finding]:
     """Somewhere for spans to go."""
-    if not subject.settings.traces or not subject.settings.enabled:
+    if not subject.settings.enabled:
         return
-    if _endpoint(subject) is None and not subject.settings.trace_file:
+    if not subject.settings.traces:
+        if subject.settings.trace_file:
+            yield warning("traces is false: nothing is written to trace_file", "set traces to true, or drop trace_file")
+    elif _endpoint(subject) is None and not subject.settings.trace_file:
         yield note(
             "spans go nowhere: no OTLP endpoint and no trace_file",
             "give --otlp-traces-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT, or NIXLTEL_TRACE_FILE",
@@ -63,6 +74,30 @@ def exporter(subject: Subject) -> Iterator[Finding]:
             "vLLM and the suite speak gRPC there",
             f"set {_TRACES}PROTOCOL={general[:40]}",
         )
+
+
+def sampler(subject: Subject) -> Iterator[Finding]:
+    """The sampler is one, with an argument that it takes: OpenTelemetry exports everything where it is not."""
+    if "OTEL_TRACES_SAMPLER" not in subject.environ or not subject.settings.traces:
+        return
+    name = subject.environ["OTEL_TRACES_SAMPLER"].lower()
+    if name not in _SAMPLERS:
+        yield problem(
+            f"OTEL_TRACES_SAMPLER is {shown(name)}, no sampler: each trace is sampled unless its caller says otherwise",
+            f"write one of {', '.join(_SAMPLERS)}",
+        )
+    if name.endswith("traceidratio"):
+        ratio = subject.environ.get("OTEL_TRACES_SAMPLER_ARG", "")
+        try:
+            is_ratio = 0 <= float(ratio) <= 1
+        except ValueError:
+            is_ratio = False
+        if not is_ratio:
+            yield problem(
+                f"OTEL_TRACES_SAMPLER_ARG is {shown(ratio)}, and {name} takes a fraction from 0 to 1: every trace is "
+                "sampled unless its caller says otherwise",
+                "write 0.05 for 5 %",
+            )
 
 
 def endpoint(subject: Subject) -> Iterator[Finding]:
