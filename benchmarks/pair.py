@@ -117,7 +117,8 @@ def _of_mode(mode: str) -> Part:
         samples[f"{prefix}, requests/s"] = [one.throughput for one in rounds]
         samples[f"{prefix}, first token ms"] = [value * 1e3 for one in rounds for value in one.first_token]
         samples[f"{prefix}, between tokens p50 ms"] = [median(one.between) * 1e3 for one in rounds]
-        samples[f"{prefix}, CPU ms per request"] = [one.cpu_per_request * 1e3 for one in rounds]
+        for process in sorted(rounds[0].cpu):
+            samples[f"{prefix}, {process}, CPU ms per request"] = [one.cpu[process] * 1e3 / REQUESTS for one in rounds]
     return Part(budgets, figures, samples)
 
 
@@ -239,5 +240,6 @@ def _cpu_figures(mode: str, ours: Sequence[Round], first: Sequence[Round], secon
     for process in sorted(ours[0].cpu):
         for name, rounds in ((_OURS, ours), (_STOCK[0], first), (_STOCK[1], second)):
             spent = [one.cpu[process] * 1e3 / REQUESTS for one in rounds]
-            figures.append(Figure(f"CPU time per request, {mode}, {process}, {name}", median(spent), "ms"))
+            what = f"CPU time per request, {mode}, {process}, {name}"
+            figures.append(Figure(what, median(spent), "ms", median_interval(spent)))
     return figures
