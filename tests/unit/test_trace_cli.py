@@ -356,6 +356,45 @@ def test_each_block(file: Path) -> None:
     assert run(file, "--slowest", "--blocks").stdout.count("remote 4") == 3
 
 
+RUNS: Final = [
+    {"nixl.block.local.id": 5, "nixl.block.remote.id": 70, "nixl.block.count": 60, "nixl.block.size": 60 * 2**20},
+    {"nixl.block.local.id": 12_345, "nixl.block.remote.id": 23_456, "nixl.block.count": 100},
+    {"nixl.block.local.id": 90, "nixl.block.remote.id": 91, "nixl.block.count": 1},
+]
+
+
+def with_runs(tmp_path: Path, *runs: dict[str, int]) -> Path:
+    """A transfer whose blocks are told as runs, or by region."""
+    blocks = [span("nixl.block", 10 + i, 0, 5, run, parent=2) for i, run in enumerate(runs)]
+    return write(tmp_path / "runs", line(span("nixl.transfer", 2, 0, 5, D), *blocks, resource=D_HOST))
+
+
+def test_runs_of_blocks(tmp_path: Path) -> None:
+    """The first and the last id in both instances, at the width that a file has, too; together they are counted."""
+    file = with_runs(tmp_path, *RUNS)
+
+    lines = shown(run(file, "--slowest", "--blocks", columns=80))
+    assert [re.split(r"  +", text.strip())[0] for text in lines if "remote" in text] == [
+        "blocks 5-64, remote 70-129",
+        "blocks 12345-12444, remote 23456-23555",
+        "block 90, remote 91",
+    ]
+    assert max(map(len, lines)) == 80
+    assert [row.name for row in layout(read(file)[0]).rows] == ["nixl.transfer", "161 blocks"]
+    assert layout(read(with_runs(tmp_path, RUNS[0]))[0]).rows[1].name == "blocks 5-64, remote 70-129"
+
+
+def test_blocks_by_region(tmp_path: Path) -> None:
+    """The same ids are in each: the region tells them apart."""
+    ids = {"nixl.block.local.id": 5, "nixl.block.remote.id": 70}
+    file = with_runs(tmp_path, ids | {"nixl.block.region": 0}, ids | {"nixl.block.region": 7, "nixl.block.count": 2})
+
+    assert [row.name for row in layout(read(file)[0], each_block=True).rows[1:]] == [
+        "block 5, remote 70, region 0",
+        "blocks 5-6, remote 70-71, region 7",
+    ]
+
+
 def labels(tmp_path: Path, *spans: Raw) -> list[str]:
     return [row.place for row in layout(read(write(tmp_path / "t", line(*spans)))[0]).rows]
 
@@ -541,6 +580,38 @@ def test_the_page(file: Path, tmp_path: Path) -> None:
     assert "<tr><td>0</td><td>2</td><td>42</td><td>1048576</td></tr>" in text
     assert "only as comparable as these" in page.text
     assert "prefers-color-scheme: dark" in text
+
+
+@pytest.mark.parametrize(
+    ("runs", "rows"),
+    [
+        (
+            RUNS,
+            [
+                "<tr><th>local id</th><th>remote id</th><th>count</th><th>bytes</th></tr>",
+                "<tr><td>5</td><td>70</td><td>60</td><td>62914560</td></tr>",
+                "<tr><td>12345</td><td>23456</td><td>100</td><td></td></tr>",
+                "<tr><td>90</td><td>91</td><td>1</td><td></td></tr>",
+            ],
+        ),
+        (
+            [{"nixl.block.region": 3, "nixl.block.local.id": 5, "nixl.block.remote.id": 70}],
+            [
+                "<tr><th>region</th><th>local id</th><th>remote id</th></tr>",
+                "<tr><td>3</td><td>5</td><td>70</td></tr>",
+            ],
+        ),
+    ],
+    ids=["runs", "regions"],
+)
+def test_runs_and_regions_in_the_page(tmp_path: Path, runs: list[dict[str, int]], rows: list[str]) -> None:
+    """The table has the columns that a span has."""
+    run(with_runs(tmp_path, *runs), "--slowest", "--html", tmp_path / "out.html")
+
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    begin = text.index("block span")
+    table = text[text.index("<table>", begin) : text.index("</table>", begin)]
+    assert table.splitlines()[1:] == rows
 
 
 def test_a_page_without_a_selection(tmp_path: Path) -> None:

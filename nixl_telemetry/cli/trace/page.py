@@ -18,8 +18,10 @@ from nixl_telemetry.signals.text import printable
 _DEEPEST: Final = 16
 _BLOCK_COLUMNS: Final = (
     ("group", semconv.BLOCK_GROUP),
+    ("region", semconv.BLOCK_REGION),
     ("local id", semconv.BLOCK_LOCAL_ID),
     ("remote id", semconv.BLOCK_REMOTE_ID),
+    ("count", semconv.BLOCK_COUNT),
     ("bytes", semconv.BLOCK_SIZE),
     ("error", semconv.ERROR_TYPE),
 )

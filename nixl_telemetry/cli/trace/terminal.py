@@ -96,10 +96,13 @@ class Terminal(Printer):
             self.paragraph(note, indent=_indent(row) + 2, style="red" if row.is_failed else "dim")
 
     def _widths(self, rows: Sequence[Row]) -> "_Widths":
-        name = min(max(len(_name(row)) for row in rows), int(self._width * _NAME_SHARE))
         place = min(max(len(plain(row.place)) for row in rows), _PLACE_WIDTH)
         took = max(len(milliseconds(row.duration_ns)) for row in rows)
-        return _Widths(name, place, max(_SHORTEST_BAR, self._width - name - place - took - 3 * len(_GAP)), took)
+        left = self._width - place - took - 3 * len(_GAP)
+        # The ids of blocks are all that their rows have to say: bars give way to them.
+        ids = min(max((len(_name(row)) for row in rows if row.blocks), default=0), left - _SHORTEST_BAR)
+        name = min(max(len(_name(row)) for row in rows), max(ids, int(self._width * _NAME_SHARE)))
+        return _Widths(name, place, max(_SHORTEST_BAR, left - name), took)
 
     def _fit(self, text: str, width: int) -> str:
         return text.ljust(width) if len(text) <= width else text[: width - 1] + self._cut

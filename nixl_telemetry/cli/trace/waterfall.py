@@ -346,11 +346,18 @@ def _name(span: Span) -> str:
 
 def _name_of_blocks(spans: Sequence[Span]) -> str:
     count = sum(span.count(semconv.BLOCK_COUNT) or 1 for span in spans)
-    if len(spans) == 1 and count == 1:
-        local, remote = (spans[0].text(name) or "?" for name in (semconv.BLOCK_LOCAL_ID, semconv.BLOCK_REMOTE_ID))
-        return f"block {local}, remote {remote}"
+    if len(spans) == 1:
+        local, remote = (_ids(spans[0], name, count) for name in (semconv.BLOCK_LOCAL_ID, semconv.BLOCK_REMOTE_ID))
+        region = spans[0].text(semconv.BLOCK_REGION)  # without it, the same ids stand there once for each region
+        return f"block{'' if count == 1 else 's'} {local}, remote {remote}{f', region {region}' if region else ''}"
     failed = sum(span.is_failed for span in spans)
     return f"{counted(count, 'block')}, {failed:,} failed" if failed else counted(count, "block")
+
+
+def _ids(span: Span, name: str, count: int) -> str:
+    """The id of a block, or the first and the last id of a run."""
+    first = span.count(name)
+    return f"{first}-{first + count - 1}" if first is not None and count > 1 else span.text(name) or "?"
 
 
 def _notes(spans: Sequence[Span], told: set[str], *, has_blocks: bool) -> Iterator[str]:
