@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from nixl_telemetry.cli.main import app
 from nixl_telemetry.cli.trace import reading, selection
+from nixl_telemetry.cli.trace.page import BEGIN
 from nixl_telemetry.cli.trace.reading import open_files
 from nixl_telemetry.cli.trace.waterfall import Kind, layout, milliseconds, size_text
 from tests.support.trace_files import D_HOST, MS, P_HOST, REQUEST_ID, START, TRACE, D, P, Raw, line, pull, span, write
@@ -288,6 +289,8 @@ def test_slowest_falls_back_to_transfers(tmp_path: Path) -> None:
         (["--failed"], "there is no trace with a span that failed among the 1 in "),
         (["--request", " "], "--request is empty; give the id of a request, or a part of it"),
         (["--trace", "xyz"], "--trace 'xyz' is no trace id: 32 hexadecimal digits, or the first of them, 4 at least"),
+        (["--trace", "--failed"], "--trace '--failed' is no trace id: 32 hexadecimal digits, or the first of them"),
+        (["--request", "--blocks"], "--request '--blocks': its value seems to be missing; if it begins with '-', give"),
         (["--failed", "--slowest"], "--request, --trace, --slowest and --failed exclude each other"),
         (["--request", "\x1b[2J"], r"of a request with '\x1b[2J' in its id"),
     ],
@@ -560,7 +563,7 @@ class Page(HTMLParser):
 def test_the_page(file: Path, tmp_path: Path) -> None:
     """The same rows, every attribute, and a table of blocks; nothing from elsewhere."""
     out = tmp_path / "out.html"
-    out.write_text("something old")
+    out.write_text(BEGIN + "something old")
 
     assert shown(run(file, "--slowest", "--html", out)) == [f"wrote {out}: 1 trace"]
     text = out.read_text(encoding="utf-8")
@@ -580,6 +583,7 @@ def test_the_page(file: Path, tmp_path: Path) -> None:
     assert "<tr><td>0</td><td>2</td><td>42</td><td>1048576</td></tr>" in text
     assert "only as comparable as these" in page.text
     assert "prefers-color-scheme: dark" in text
+    assert "something old" not in text
 
 
 @pytest.mark.parametrize(
@@ -636,6 +640,42 @@ def test_a_page_that_cannot_be_written(file: Path, name: str, says: str) -> None
 
     assert refused(run(file, "--html", file.parent / name)).endswith(says)
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content", [line(span("nixl.lease", 1, 0, 1)), "notes\n", BEGIN[:-1], "\n" + BEGIN, "\0\xff"], ids=repr
+)
+def test_a_page_replaces_pages_only(file: Path, tmp_path: Path, content: str) -> None:
+    """Whose name for the page was forgotten would lose the first file."""
+    victim = tmp_path / "victim.jsonl"
+    victim.write_text(content, encoding="latin-1")
+
+    assert refused(run("--slowest", "--html", victim, file)) == (
+        f"error: {victim} is no page of this command, and would be lost; give --html another name, or remove it"
+    )
+    assert victim.read_text(encoding="latin-1") == content
+
+
+def test_an_empty_file_is_no_loss(file: Path, tmp_path: Path) -> None:
+    """As `mktemp` makes one; and what is no file, as a terminal, is written to."""
+    (tmp_path / "empty").touch()
+
+    shown(run(file, "--slowest", "--html", tmp_path / "empty"))
+    assert (tmp_path / "empty").read_text().startswith(BEGIN)
+    shown(run(file, "--slowest", "--html", tmp_path / "empty"))
+    shown(run(file, "--slowest", "--html", "/dev/null"))
+
+
+def test_a_page_whose_name_looks_like_an_option(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused, unless it is written as a path."""
+    monkeypatch.chdir(tmp_path)
+
+    assert refused(run("--html", "--slowest", file)) == (
+        "error: --html '--slowest': its value seems to be missing; if it begins with '-', write ./--slowest"
+    )
+    assert not (tmp_path / "--slowest").exists()
+    shown(run("--html", "./--slowest", file))
+    assert (tmp_path / "--slowest").read_text().startswith(BEGIN)
 
 
 # ------------------------------------------------------------------------------------------------------------- Hostile

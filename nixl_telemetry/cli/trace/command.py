@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """``nixl-telemetry trace show``: what to show, where to, and what to say beside it."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from nixl_telemetry.cli.output import CommandError, failing
 from nixl_telemetry.cli.trace import selection
-from nixl_telemetry.cli.trace.page import page
+from nixl_telemetry.cli.trace.page import BEGIN, page
 from nixl_telemetry.cli.trace.reading import TraceFiles, open_files
 from nixl_telemetry.cli.trace.selection import Loaded, Selection, Survey, linked, load, survey
 from nixl_telemetry.cli.trace.terminal import Terminal
@@ -45,8 +46,10 @@ def show(
     blocks: Annotated[bool, typer.Option("--blocks", help="Draw each block, if there are spans of blocks.")] = False,
     last: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most; the newest.")] = 50,
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Write an HTML page instead, with all attributes. It replaces a file."),
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Write an HTML page instead, with all attributes. It replaces an earlier page."
+        ),
     ] = None,
 ) -> None:
     """List the latest requests in trace files, or draw some as waterfalls.
@@ -54,6 +57,8 @@ def show(
     Exits with 2 if there is nothing to show, or a file cannot be read.
     """
     with failing(), open_files(files) as opened:
+        if html is not None:
+            _spare(html, opened)
         chosen = _selection(request, trace, slowest=slowest, failed=failed)
         wanted = chosen or selection.latest()
         found = survey(opened, wanted, 1 if slowest else last)
@@ -67,7 +72,7 @@ def show(
             figures, more = _figures(opened, found, each_block=blocks and html is None)
             remarks += more
             if html is not None:
-                _write(html, figures, remarks, opened)
+                _write(Path(html), figures, remarks)
                 out.line(f"wrote {html}: {counted(len(figures), 'trace')}")
             else:
                 if len(found.chosen) > 1:
@@ -84,6 +89,7 @@ def _selection(request: str | None, trace: str | None, *, slowest: bool, failed:
     if request is not None:
         if not request.strip():
             raise CommandError("--request is empty; give the id of a request, or a part of it")
+        _refuse_option("--request", request.strip(), "give the part of the id after it")
         return selection.of_request(request.strip())
     if trace is not None:
         if not re.fullmatch(r"[0-9a-fA-F]{4,32}", trace):
@@ -142,11 +148,36 @@ def _print(out: Terminal, figures: Sequence[Figure]) -> None:
         out.paragraph(CLOCKS, style="dim")
 
 
-def _write(path: Path, figures: Sequence[Figure], remarks: Sequence[str], files: TraceFiles) -> None:
-    try:
+def _refuse_option(option: str, value: str, if_meant: str) -> None:
+    """Refuse a value that is an option more likely: whose own value was forgotten takes the next one for it."""
+    if value.startswith("-"):
+        raise CommandError(f"{option} {value!r}: its value seems to be missing; if it begins with '-', {if_meant}")
+
+
+def _spare(name: str, files: TraceFiles) -> None:
+    """Refuse to write over what is no page: a forgotten value of ``--html`` makes the next file one."""
+    _refuse_option("--html", name, f"write ./{name}")  # a path that begins with "./" forgets that
+    path = Path(name)
+    with _writing(path):
         if path.exists() and any(path.samefile(file) for file in files.paths if file.exists()):
             raise CommandError(f"{path} is a trace file, and would be lost; give --html another name")
-        with path.open("w", encoding="utf-8") as stream:
-            stream.writelines(page(figures, remarks))
+        if path.is_file():  # what else there is, as a pipe, has nothing to lose
+            with path.open("rb") as stream:
+                begin = stream.read(len(BEGIN))
+            if begin not in (b"", BEGIN.encode()):
+                raise CommandError(
+                    f"{path} is no page of this command, and would be lost; give --html another name, or remove it"
+                )
+
+
+def _write(path: Path, figures: Sequence[Figure], remarks: Sequence[str]) -> None:
+    with _writing(path), path.open("w", encoding="utf-8") as stream:
+        stream.writelines(page(figures, remarks))
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None

@@ -15,6 +15,14 @@ from nixl_telemetry.cli.trace.waterfall import CLOCKS, Bar, Figure, Row, Waterfa
 from nixl_telemetry.signals import semconv
 from nixl_telemetry.signals.text import printable
 
+BEGIN: Final = (
+    '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">\n"""
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    "<title>NIXL traces</title>\n"
+)
+"""How a page begins: what tells one from other files."""
+
 _DEEPEST: Final = 16
 _BLOCK_COLUMNS: Final = (
     ("group", semconv.BLOCK_GROUP),
@@ -68,12 +76,7 @@ def page(figures: Sequence[Figure], remarks: Sequence[str]) -> Iterator[str]:
         figures: What to draw, from top to bottom.
         remarks: What else a reader has to know, a paragraph each.
     """
-    yield (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">\n"""
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>NIXL traces</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>NIXL traces</h1>\n"
-    )
+    yield f"{BEGIN}<style>{_STYLE}</style>\n</head>\n<body>\n<h1>NIXL traces</h1>\n"
     if any(figure.drawn.processes > 1 for figure in figures):
         remarks = [CLOCKS, *remarks]
     yield from (f"<p>{_text(remark)}</p>\n" for remark in remarks)
