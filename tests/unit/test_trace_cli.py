@@ -281,6 +281,42 @@ def test_slowest_falls_back_to_transfers(tmp_path: Path) -> None:
     assert shown(run(file, "--slowest"))[0].startswith(f"trace {2:032x}  ")
 
 
+def test_slowest_without_the_decode_instance(tmp_path: Path) -> None:
+    """In pull, the prefill instance has leases only: it says whose file is missing, unless there is nothing at all."""
+    file = write(tmp_path / "p.jsonl", line(span("nixl.lease", 1, 0, 900, P)))
+
+    assert refused(run(file, "--slowest")) == (
+        f"error: there is no trace with a receive or a transfer among the 1 in {file}; the decode instance writes them "
+        "(in push the prefill instance writes the transfer): give its file too"
+    )
+    assert refused(run(write(file), "--slowest")).endswith(f"in {file}: no trace was written yet")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        (["--slowest", "--last", "50"], ["note: --last changes nothing: --slowest draws one"]),
+        (["--failed", "--last", "50"], []),
+        (["--blocks"], ["note: --blocks changes nothing in a list; add --request, --trace, --slowest or --failed"]),
+        (["--slowest", "--blocks"], []),
+        (
+            ["--slowest", "--blocks", "--html", "/dev/null"],
+            ["note: --blocks changes nothing: a page always has a table of all blocks"],
+        ),
+        (
+            ["--blocks", "--html", "/dev/null"],
+            ["note: --blocks changes nothing: a page always has a table of all blocks"],
+        ),
+    ],
+    ids=" ".join,
+)
+def test_options_that_change_nothing(tmp_path: Path, arguments: list[str], notes: list[str]) -> None:
+    """It says so."""
+    file = write(tmp_path / "t", *pull(), line(span("nixl.lease", 1, 0, 1, P, trace=OTHER, error="timeout")))
+
+    assert [text for text in shown(run(file, *arguments)) if text.startswith("note: ")] == notes
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

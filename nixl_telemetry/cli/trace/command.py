@@ -20,6 +20,7 @@ from nixl_telemetry.cli.trace.waterfall import CLOCKS, Figure, counted, layout
 
 app = typer.Typer(help="Follow requests across prefill and decode.", no_args_is_help=True)
 
+_LAST: Final = 50
 _LINKED: Final = 20
 """Linked traces that are drawn."""
 
@@ -44,7 +45,10 @@ def show(
     slowest: Annotated[bool, typer.Option("--slowest", help="Draw the one that waited longest for its KV.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Draw all with a span that failed.")] = False,
     blocks: Annotated[bool, typer.Option("--blocks", help="Draw each block, if there are spans of blocks.")] = False,
-    last: Annotated[int, typer.Option(min=1, max=10_000, help="How many to show at most; the newest.")] = 50,
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="How many to show at most; the newest.", show_default=str(_LAST)),
+    ] = None,
     html: Annotated[
         str | None,
         typer.Option(
@@ -61,10 +65,12 @@ def show(
             _spare(html, opened)
         chosen = _selection(request, trace, slowest=slowest, failed=failed)
         wanted = chosen or selection.latest()
-        found = survey(opened, wanted, 1 if slowest else last)
+        found = survey(opened, wanted, 1 if slowest else last or _LAST)
         remarks = list(_remarks(opened, found, is_best_of_all=slowest))
         if not found.chosen:
-            raise CommandError("; ".join([f"there is no trace {wanted.what} {_among(opened, found)}", *remarks]))
+            nothing = f"there is no trace {wanted.what} {_among(opened, found)}"
+            advice = [wanted.advice] if wanted.advice and found.traces else []
+            raise CommandError("; ".join([nothing, *advice, *remarks]))
         out = Terminal()
         if chosen is None and html is None:
             out.table(found.chosen)
@@ -78,6 +84,12 @@ def show(
                 if len(found.chosen) > 1:
                     out.line((f"{len(found.chosen):,} traces {wanted.what}", "bold"))
                 _print(out, figures)
+        if last is not None and slowest:
+            remarks.append("--last changes nothing: --slowest draws one")
+        if blocks and html is not None:
+            remarks.append("--blocks changes nothing: a page always has a table of all blocks")
+        elif blocks and chosen is None:
+            remarks.append("--blocks changes nothing in a list; add --request, --trace, --slowest or --failed")
         for remark in remarks:
             out.paragraph(f"note: {remark}", style="yellow")
 

@@ -109,12 +109,14 @@ class Selection:
         rank: Those of the highest rank are kept.
         is_wanted: Whether a trace is wanted at all.
         is_asked_for: Whether a span makes its trace one that was asked for.
+        advice: What to do where there is none, though there are others.
     """
 
     what: str
     rank: Callable[[Summary], tuple[int, ...]]
     is_wanted: Callable[[Summary], bool]
     is_asked_for: Callable[[Span], bool] = lambda _: False
+    advice: str = ""
 
 
 def latest() -> Selection:
@@ -130,7 +132,12 @@ def failed() -> Selection:
 def slowest() -> Selection:
     """Those with the longest receive, or else with the longest transfer."""
     least = _TELLING.index(SpanName.TRANSFER)
-    return Selection("with a receive or a transfer", lambda s: (s.telling, s.took_ns), lambda s: s.telling >= least)
+    return Selection(
+        "with a receive or a transfer",
+        lambda s: (s.telling, s.took_ns),
+        lambda s: s.telling >= least,
+        advice="the decode instance writes them (in push the prefill instance writes the transfer): give its file too",
+    )
 
 
 def of_request(request_id: str) -> Selection:
