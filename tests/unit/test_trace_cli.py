@@ -131,7 +131,17 @@ def test_a_file_that_was_just_rotated_away(tmp_path: Path) -> None:
         ("folder", "is no file: name the trace file itself"),
         ("INFO 12:00 \x1b[31mready\n", "is no trace file: it begins with 'INFO 12:00 \\x1b[31mready', and a line of"),
         ('{"resourceLogs": []}\n', """is no trace file: it begins with '{"resourceLogs": []}', and"""),
+        (
+            json.dumps(json.loads(pull()[0]), indent=2),
+            "resourceSpans; it may be JSON over several lines: `jq -c . FILE` makes a line of it",
+        ),
         ('{\n"resourceSpans": []\n}\n', "is no trace file: it begins with '{'"),
+        (pull()[0][:300], "gone is cut off in its first line, or still being written; nothing of it can be shown yet"),
+        (pull()[0][:300] + "\n", "gone is cut off in its first line"),
+        ('{"resourceSpans": 5}\n', """is no trace file: it begins with '{"resourceSpans": 5}'"""),
+        ('{"resourceSpans": ' + "[" * 100_000 + "]" * 100_000 + "}", "is no trace file: it begins with"),
+        ("\n  \n\na log after empty lines\n", "is no trace file: it begins with 'a log after empty lines'"),
+        ("\x1f\x8b\x08\0\0", "gone is compressed (gzip); unpack it first, with gunzip"),
         ("\0" * 500, "is no trace file"),
         ("", "there is no trace with a request or a handshake in "),
         ('{"resourceSpans": []}\n\n', "no trace was written yet"),
@@ -143,7 +153,7 @@ def test_files_without_traces(tmp_path: Path, content: str | None, says: str) ->
     if content == "folder":
         path.mkdir()
     elif content is not None:
-        path.write_text(content)
+        path.write_text(content, encoding="latin-1")
 
     said = refused(run(path))
     assert str(path) in said
@@ -475,6 +485,22 @@ def test_a_failure_says_why(tmp_path: Path) -> None:
     assert lines[at + 1 : at + 7] == ["    local abc", *(f"  line {i}" for i in range(4)), "  and 5 more lines"]
     assert any(text.startswith("  2 blocks, 1 failed  D") for text in lines)
     assert "    failed: transfer_failed" in lines
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        ("compat_mismatch", "handshake 6.0 ms (60%), queue 4.0 ms (40%)"),
+        ("", "handshake 6.0 ms (60%), queue 4.0 ms (40%), post 0.0 ms, transfer 0.0 ms"),
+    ],
+)
+def test_stages_that_never_came(tmp_path: Path, error: str, parts: str) -> None:
+    """A failed receive has no time in them, and another one has none to speak of."""
+    took = {"handshake": 0.006, "queue": 0.004, "post": 0.0, "transfer": 0}
+    durations = {f"nixl.receive.{name}.duration": seconds for name, seconds in took.items()}
+    file = write(tmp_path / "t", line(span("nixl.receive", 1, 0, 10, {**D, **durations}, error=error)))
+
+    assert layout(read(file)[0]).rows[0].notes[0] == parts
 
 
 def test_linked_traces_are_drawn_below(tmp_path: Path) -> None:
@@ -940,6 +966,14 @@ def test_no_content_is_a_bug(
 
 
 # ---------------------------------------------------------------------------------------------------------- Elsewhere
+
+
+def test_the_command_that_was_forgotten(file: Path) -> None:
+    """It says which, and that as an error."""
+    result = CliRunner().invoke(app, ["trace", str(file), "--slowest"], env={"COLUMNS": "200"})
+
+    assert result.exit_code == 2
+    assert "; files are read by: nixl-telemetry trace show FILE" in result.stderr
 
 
 def test_the_command_works_without_vllm_and_opentelemetry() -> None:

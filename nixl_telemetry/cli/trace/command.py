@@ -6,11 +6,12 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from nixl_telemetry.cli.output import CommandError, failing
+from nixl_telemetry.cli.output import CommandError, failing, plain
 from nixl_telemetry.cli.trace import selection
 from nixl_telemetry.cli.trace.page import BEGIN, page
 from nixl_telemetry.cli.trace.reading import TraceFiles, open_files
@@ -18,7 +19,18 @@ from nixl_telemetry.cli.trace.selection import Loaded, Selection, Survey, linked
 from nixl_telemetry.cli.trace.terminal import Terminal
 from nixl_telemetry.cli.trace.waterfall import CLOCKS, Figure, counted, layout
 
-app = typer.Typer(help="Follow requests across prefill and decode.", no_args_is_help=True)
+
+class _Group(TyperGroup):
+    """Says what to write where ``show`` was forgotten."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # typer has had several classes of contexts
+        """The command that is meant."""
+        if args[0] not in self.commands:
+            ctx.fail(f"No such command '{plain(args[0])}'; files are read by: nixl-telemetry trace show FILE")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(help="Follow requests across prefill and decode.", no_args_is_help=True, cls=_Group)
 
 _LAST: Final = 50
 _LINKED: Final = 20

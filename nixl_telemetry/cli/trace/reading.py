@@ -25,6 +25,8 @@ _TEXT_LIMIT: Final = 10_000
 """Characters of a text that are kept."""
 
 _EXCERPT_BYTES: Final = 60
+_BEGIN: Final = re.compile(rb"\s*\{\s*\"resourceSpans\"")
+_GZIP: Final = b"\x1f\x8b"
 _HEX: Final = re.compile(r"[0-9a-f]+")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
@@ -170,6 +172,8 @@ class TraceFiles:
         for path, parts in self._streams.items():
             is_trace_file, other = False, b""
             for place, line in _numbered(parts):
+                if line is not None and line.isspace():
+                    continue
                 spans = None if line is None else _spans(line, traces)
                 if spans is None:
                     unread.note(place, lines=1)
@@ -182,11 +186,7 @@ class TraceFiles:
                     else:
                         yield span
             if other and not is_trace_file:
-                excerpt = other[:_EXCERPT_BYTES].decode("utf-8", "replace").strip()
-                raise CommandError(
-                    f"{path} is no trace file: it begins with {excerpt!r}, and a line of a trace file is a JSON object "
-                    "with resourceSpans; give the file that an instance writes (trace_file)"
-                )
+                raise CommandError(f"{path} {_no_trace_file(other)}")
 
 
 @contextlib.contextmanager
@@ -258,10 +258,33 @@ def _numbered(parts: Sequence[_Part]) -> Iterator[tuple[str, bytes | None]]:
             raise CommandError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def _no_trace_file(line: bytes) -> str:
+    """What a file is instead, by its first line, and what to do."""
+    if line.startswith(_GZIP):
+        return "is compressed (gzip); unpack it first, with gunzip"
+    if _BEGIN.match(line) and not _is_json(line):
+        return "is cut off in its first line, or still being written; nothing of it can be shown yet"
+    excerpt = line[:_EXCERPT_BYTES].decode("utf-8", "replace").strip()
+    what = (
+        f"is no trace file: it begins with {excerpt!r}, and a line of a trace file is a JSON object with resourceSpans"
+    )
+    if excerpt == "{":
+        return f"{what}; it may be JSON over several lines: `jq -c . FILE` makes a line of it"
+    return f"{what}; give the file that an instance writes (trace_file)"
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        _decode(line)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    except (OverflowError, RecursionError):  # as far as it was read, it is
+        return True
+    return True
+
+
 def _spans(line: bytes, traces: Container[str] | None) -> list[Span | None] | None:
     """The spans of a line, ``None`` for each that cannot be used; ``None`` if it is no line of a trace file."""
-    if line.isspace():
-        return []
     try:
         request = _decode(line)
         if not isinstance(request, dict) or not isinstance(request.get("resourceSpans"), list):

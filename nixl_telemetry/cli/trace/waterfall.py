@@ -393,12 +393,15 @@ def _blocks(count: int | None) -> Iterator[str]:
 
 
 def where_time_went(span: Span) -> str:
-    """The parts of a receive that it tells, with their share of the whole."""
+    """The parts of a receive that it tells, with their share of the whole.
+
+    Parts of a failed one that took no time at all are stages that never came.
+    """
     whole = (span.duration_ns or 0) / 1e9
     parts = []
     for word, name in _PARTS:
         seconds = span.seconds(name)
-        if seconds is not None:
+        if seconds is not None and (seconds or not span.is_failed):
             share = f" ({seconds / whole:.0%})" if 0 < seconds <= whole else ""
             parts.append(f"{word} {milliseconds(round(seconds * 1e9))}{share}")
     return ", ".join(parts)
