@@ -752,7 +752,10 @@ _OTEL: Final = (
     ),
     (
         "`OTEL_TRACES_EXPORTER`",
-        "`otlp` (default), `otlp_proto_grpc`, `otlp_proto_http`: by protocol; all else, `none` too: no exporter",
+        (
+            "`otlp` (default): the protocol above; `otlp_proto_grpc`, `otlp_proto_http`: this one, whatever is above; "
+            "of several the first; all else, `none` too: no exporter"
+        ),
     ),
     ("`OTEL_SDK_DISABLED`", "`true`: no exporter"),
 )
@@ -820,7 +823,8 @@ The other `OTEL_BSP_*` and `OTEL_SPAN_*_LIMIT` have no effect on the suite's spa
 A gRPC endpoint without TLS starts with `http://`.
 The resource has `vllm.process_id`.
 
-With vLLM's endpoint, `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` is read and `OTEL_EXPORTER_OTLP_PROTOCOL` is not, as by vLLM.
+With vLLM's endpoint, `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` alone chooses the protocol, as in vLLM: neither
+`OTEL_EXPORTER_OTLP_PROTOCOL` nor the exporter's name does.
 
 Metrics do not depend on sampling.
 A failing exporter is counted in `nixl_telemetry_errors_total{signal="traces"}`; serving does not wait for it.

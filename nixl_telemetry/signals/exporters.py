@@ -14,6 +14,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from nixl_telemetry.signals.logger import logger
 from nixl_telemetry.signals.otlp import Message
 
+_EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS: Final = {"otlp": None, "otlp_proto_grpc": "grpc", "otlp_proto_http": "http/protobuf"}
+"""By the name of an exporter that can be asked for: the protocol that it says."""
 _SCHEDULE_DELAY: Final = "OTEL_BSP_SCHEDULE_DELAY"
 _DEFAULT_DELAY_MS: Final = 5000
 _LONGEST_DELAY_MS: Final = 3_600_000
@@ -83,15 +86,14 @@ def is_configured(endpoint: str | None) -> bool:
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (endpoint or _configured("ENDPOINT")):
         return False
-    wanted = {name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(",")}
-    return bool(wanted & {"otlp", "otlp_proto_grpc", "otlp_proto_http"})
+    return _exporter() is not None
 
 
 def connect(endpoint: str | None) -> Exporter:
     """The exporter for vLLM's endpoint, or else the one that the ``OTEL_*`` variables ask for."""
     # gRPC by default, as in vLLM; for its own endpoint vLLM reads one variable only.
     variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
-    protocol = os.environ.get(variable, "grpc") if endpoint else _configured("PROTOCOL", "grpc")
+    protocol = os.environ.get(variable, "grpc") if endpoint else _protocol()
     if protocol == "grpc":
         return GrpcExporter(endpoint=endpoint, insecure=True) if endpoint else GrpcExporter()
     return HttpExporter(endpoint=endpoint)
@@ -115,8 +117,21 @@ def _check(sent: bool) -> None:
         raise ExportError("a batch of spans was not taken")
 
 
-def _configured(name: str, default: str = "") -> str:
+def _exporter() -> str | None:
+    """The exporter of OTLP that is asked for; the first one, since spans are sent once."""
+    names = (name.strip() for name in (os.environ.get(_EXPORTER) or "otlp").split(","))
+    return next((name for name in names if name in _PROTOCOLS), None)
+
+
+def _protocol() -> str:
+    """As the SDK decides it: an exporter's name comes before the variables of the protocol."""
+    name = _exporter() or "otlp"
+    named, configured = _PROTOCOLS[name], _configured("PROTOCOL").strip()
+    if named and configured in _PROTOCOLS.values() and configured != named:
+        logger().warning("%s=%s is taken, though OTEL_EXPORTER_OTLP_*PROTOCOL asks for %s", _EXPORTER, name, configured)
+    return named or configured or "grpc"
+
+
+def _configured(name: str) -> str:
     """A standard variable's value for traces, or else for all signals."""
-    return (
-        os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
-    )
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or ""

@@ -476,6 +476,24 @@ PLANTED: Final[dict[str, tuple[dict[str, str], Any, Level, str, str]]] = {
         'has port 4317, that of gRPC, and the protocol is "http/protobuf"',
         "write port 4318, or set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc",
     ),
+    "grpc-port-and-exporter-of-http": (
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_TRACES_EXPORTER": "otlp_proto_http"},
+        GOOD,
+        Level.PROBLEM,
+        'has port 4317, that of gRPC, and the protocol is "http/protobuf"',
+        "write port 4318, or set OTEL_TRACES_EXPORTER=otlp_proto_grpc",
+    ),
+    "protocol-overruled": (
+        {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_TRACES_EXPORTER": "otlp_proto_grpc",
+        },
+        GOOD,
+        Level.WARNING,
+        'OTEL_EXPORTER_OTLP_PROTOCOL is "http/protobuf", and OTEL_TRACES_EXPORTER says grpc, which is spoken',
+        "unset OTEL_EXPORTER_OTLP_PROTOCOL, or set OTEL_TRACES_EXPORTER=otlp",
+    ),
     "protocol-unknown": (
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
         GOOD,
@@ -615,6 +633,8 @@ ALONE: Final = {
     "telemetry-on-stock": 2,
     "grpc-at-the-http-port": 2,  # where nothing listens, either
     "http-at-the-grpc-port": 2,
+    "grpc-port-and-exporter-of-http": 2,
+    "protocol-overruled": 2,
     "protocol-unknown": 2,
     "exporter-none": 2,
     "sdk-disabled": 2,
@@ -1024,15 +1044,17 @@ def test_a_collector_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [one for one in found if one.level is Level.NOTE and one.topic == "signals"]
 
 
-def test_vllm_s_endpoint_has_a_protocol_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"), ("OTEL_TRACES_EXPORTER", "otlp_proto_http")],
+)
+def test_vllm_s_endpoint_has_a_protocol_of_its_own(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
     with listening() as port:
         serve = ("--headless", "--otlp-traces-endpoint", f"http://127.0.0.1:{port}")
         one = only(diagnose(GOOD, "--json", serve=serve))
 
-    assert one.what.startswith(
-        'OTEL_EXPORTER_OTLP_PROTOCOL is "http/protobuf", which is not read for --otlp-traces-endp'
-    )
+    assert one.what.startswith(f'{variable} is "{value}", which is not read for --otlp-traces-endp')
     assert one.remedy == "set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk._configuration import _get_exporter_names
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_ON, ParentBased
@@ -241,6 +242,9 @@ TRACES_ENDPOINT = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}
         ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, GrpcExporter),
         ({**ENDPOINT, "OTEL_TRACES_EXPORTER": ""}, GrpcExporter),
         ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp,console"}, GrpcExporter),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp_proto_http"}, HttpExporter),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "console, otlp_proto_http"}, HttpExporter),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "otlp_proto_grpc,otlp_proto_http"}, GrpcExporter),
         ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, None),
         ({**ENDPOINT, "OTEL_SDK_DISABLED": "true"}, None),
     ],
@@ -257,9 +261,53 @@ def test_exporter_of_the_environment(environ: dict[str, str], expected: Any, mon
         exporter.shutdown()
 
 
+@pytest.mark.parametrize("exporter", [None, "otlp", "otlp_proto_grpc", " otlp_proto_http"])
+@pytest.mark.parametrize("for_traces", [None, "", "grpc", "http/protobuf "])
+@pytest.mark.parametrize("for_all", [None, "grpc", "http/protobuf"])
+def test_protocol_as_the_sdk_decides(
+    exporter: str | None,
+    for_traces: str | None,
+    for_all: str | None,
+    observed: Observed,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The exporter's name, the variable for traces, the one for all; both warn where the name says otherwise."""
+    environ = {
+        "OTEL_TRACES_EXPORTER": exporter,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": for_traces,
+        "OTEL_EXPORTER_OTLP_PROTOCOL": for_all,
+    }
+    for name, value in environ.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    ours = exporters.connect(None)
+    ours.shutdown()
+    if exporter is None:
+        # Without a name the SDK sends nothing at all; the suite takes the standard's default.
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    (theirs,) = _get_exporter_names("traces")
+
+    assert type(ours) is {"otlp_proto_grpc": GrpcExporter, "otlp_proto_http": HttpExporter}[theirs]
+    their_lines = [record for record in caplog.records if record.name == "opentelemetry.sdk._configuration"]
+    assert len(observed.lines) == len(their_lines)
+
+
+def test_a_protocol_that_the_exporter_s_name_overrules(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says which one is taken."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp_proto_http")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    assert isinstance(exporters.connect(None), HttpExporter)
+
+    assert observed.messages() == [
+        "OTEL_TRACES_EXPORTER=otlp_proto_http is taken, though OTEL_EXPORTER_OTLP_*PROTOCOL asks for grpc"
+    ]
+
+
 def test_vllm_s_endpoint_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """With several API servers vLLM leaves the engine's processes without a provider; it reads this variable only."""
-    for name, value in {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}.items():
+    ignored = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_TRACES_EXPORTER": "otlp_proto_http"}
+    for name, value in {**ENDPOINT, **ignored}.items():
         monkeypatch.setenv(name, value)
     assert isinstance(exporters.connect("http://127.0.0.1:2"), GrpcExporter)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")

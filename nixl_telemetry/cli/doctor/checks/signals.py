@@ -29,6 +29,9 @@ _SAMPLERS: Final = (
     "always_on",
     "always_off",
 )
+_EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+_OTLP: Final = {"otlp": None, "otlp_proto_grpc": "grpc", "otlp_proto_http": "http/protobuf"}
+"""Exporters by name, with the protocol that the name says."""
 _NETWORK_FILES: Final = ("nfs", "cifs", "smb", "ceph", "lustre", "fuse", "9p", "gpfs", "beegfs", "efs")
 
 
@@ -54,25 +57,37 @@ def exporter(subject: Subject) -> Iterator[Finding]:
     named, endpoint = found
     if subject.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield problem(f"OTEL_SDK_DISABLED is true: no spans go to {named}", "unset OTEL_SDK_DISABLED")
-    wanted = subject.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
-    if not {name.strip() for name in wanted.split(",")} & _OTLP:
-        yield problem(f"OTEL_TRACES_EXPORTER is {shown(wanted)}: no spans go to {named}", "unset OTEL_TRACES_EXPORTER")
+    if _exporter_name(subject) is None:
+        wanted = subject.environ.get(_EXPORTER, "")
+        yield problem(f"{_EXPORTER} is {shown(wanted)}: no spans go to {named}", f"unset {_EXPORTER}")
     variable, protocol = _protocol(subject)
     if protocol not in {"grpc", "http/protobuf"}:
         yield warning(
             f"{variable} is {shown(protocol)}, which is taken for http/protobuf", "write grpc or http/protobuf"
         )
-    general = subject.environ.get(f"{_ALL}PROTOCOL")
-    if (
-        subject.text("otlp_traces_endpoint")
-        and general
-        and f"{_TRACES}PROTOCOL" not in subject.environ
-        and general != "grpc"
-    ):
+    if subject.text("otlp_traces_endpoint"):
+        yield from _not_read(subject, endpoint)
+    elif variable == _EXPORTER and (overruled := _protocol_variable(subject)) and overruled[1] != protocol:
+        yield warning(
+            f"{overruled[0]} is {shown(overruled[1])}, and {_EXPORTER} says {protocol}, which is spoken",
+            f"unset {overruled[0]}, or set {_EXPORTER}=otlp",
+        )
+
+
+def _not_read(subject: Subject, endpoint: str) -> Iterator[Finding]:
+    """What would choose another protocol than gRPC, but not for vLLM's endpoint."""
+    if f"{_TRACES}PROTOCOL" in subject.environ:
+        return
+    variable, value = _EXPORTER, subject.environ.get(_EXPORTER)
+    protocol = _OTLP.get(_exporter_name(subject) or "otlp")
+    if protocol is None:
+        variable = f"{_ALL}PROTOCOL"
+        protocol = value = subject.environ.get(variable)
+    if protocol and protocol != "grpc":
         yield problem(
-            f"{_ALL}PROTOCOL is {shown(general)}, which is not read for --otlp-traces-endpoint {shown_url(endpoint)}: "
+            f"{variable} is {shown(value)}, which is not read for --otlp-traces-endpoint {shown_url(endpoint)}: "
             "vLLM and the suite speak gRPC there",
-            f"set {_TRACES}PROTOCOL={general[:40]}",
+            f"set {_TRACES}PROTOCOL={protocol[:40]}",
         )
 
 
@@ -128,15 +143,15 @@ def endpoint(subject: Subject) -> Iterator[Finding]:
     if grpc and port == _HTTP_PORT:
         yield problem(
             f"{named} has port 4318, that of OTLP over HTTP, and the protocol is gRPC",
-            f"write port 4317, or set {_TRACES}PROTOCOL=http/protobuf",
+            f"write port 4317, or {_choose(subject, 'http/protobuf')}",
         )
     elif not grpc and port == _GRPC_PORT:
         yield problem(
             f"{named} has port 4317, that of gRPC, and the protocol is {shown(protocol)}",
-            f"write port 4318, or set {_TRACES}PROTOCOL=grpc",
+            f"write port 4318, or {_choose(subject, 'grpc')}",
         )
     if grpc and parts.path.strip("/"):
-        yield warning(f"{named} has a path, and gRPC has none", f"remove it, or set {_TRACES}PROTOCOL=http/protobuf")
+        yield warning(f"{named} has a path, and gRPC has none", f"remove it, or {_choose(subject, 'http/protobuf')}")
     elif not grpc and not named.startswith(f"{_ALL}ENDPOINT") and not parts.path.strip("/"):
         yield warning(f"{named} has no path: spans are posted to / there", f"write {_PATH} after it")
     yield _connected(subject, named, host, port)
@@ -293,15 +308,35 @@ def _endpoint(subject: Subject) -> tuple[str, str] | None:
     return None
 
 
+def _exporter_name(subject: Subject) -> str | None:
+    """The exporter that is asked for, as the suite decides it."""
+    names = (name.strip() for name in (subject.environ.get(_EXPORTER) or "otlp").split(","))
+    return next((name for name in names if name in _OTLP), None)
+
+
 def _protocol(subject: Subject) -> tuple[str, str]:
     """The protocol as the suite decides it, and the variable that says it."""
-    specific, general = f"{_TRACES}PROTOCOL", f"{_ALL}PROTOCOL"
+    specific = f"{_TRACES}PROTOCOL"
     if subject.text("otlp_traces_endpoint"):
         return specific, subject.environ.get(specific, "grpc")
-    for variable in (specific, general):
+    if named := _OTLP.get(_exporter_name(subject) or "otlp"):
+        return _EXPORTER, named
+    return _protocol_variable(subject) or (specific, "grpc")
+
+
+def _protocol_variable(subject: Subject) -> tuple[str, str] | None:
+    """The variable of a protocol that is read where no exporter's name says one."""
+    for variable in (f"{_TRACES}PROTOCOL", f"{_ALL}PROTOCOL"):
         if value := subject.environ.get(variable):
-            return variable, value
-    return specific, "grpc"
+            return variable, value.strip()
+    return None
+
+
+def _choose(subject: Subject, protocol: str) -> str:
+    """How to get another protocol."""
+    if _protocol(subject)[0] == _EXPORTER:
+        return f"set {_EXPORTER}=" + {"grpc": "otlp_proto_grpc"}.get(protocol, "otlp_proto_http")
+    return f"set {_TRACES}PROTOCOL={protocol}"
 
 
 def _unwritable(folder: Path) -> str | None:
