@@ -243,6 +243,8 @@ _ENCODERS: Final[dict[type, Callable[[str, Any], bytes]]] = {
     float: _encode_double,
     int: _encode_integer,
     str: _encode_text,
+    # Few spans have one, and below two are the same where their elements are equal: (1,) and (True,).
+    tuple: _alone,
 }
 # The names of enumerations, above all. By type too: true is no number.
 _remembered: Final = functools.lru_cache(1024, typed=True)(_alone)

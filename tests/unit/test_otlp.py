@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Spans become the messages that OpenTelemetry's own encoder makes of the SDK's spans."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -15,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from nixl_telemetry.signals.attributes import AttributeValue
 from nixl_telemetry.signals.description import Event, Span
-from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, encode_count, encode_counts
+from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, encode_attributes, encode_count, encode_counts
 from nixl_telemetry.signals.semconv import Direction, ErrorType, EventName, SpanName
 
 VALUES = (
@@ -45,6 +47,23 @@ def test_counts(number: int) -> None:
 
     assert OtlpSpan.FromString(encode_count("n", number)) == expected
     assert encode_counts("n", [number, 5]) == [encode_count("n", number), encode_count("n", 5)]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_equal_values_of_other_types(is_list: bool) -> None:
+    """Each as what it is, whichever was encoded before, also in a list."""
+    values: list[Any] = [True, 1, 1.0]
+    for value in values:
+        (attribute,) = OtlpSpan.FromString(encode_attributes({"n": (value,) if is_list else value})).attributes
+        found = attribute.value.array_value.values[0] if is_list else attribute.value
+        assert (
+            found
+            == {
+                bool: AnyValue(bool_value=True),
+                int: AnyValue(int_value=1),
+                float: AnyValue(double_value=1.0),
+            }[type(value)]
+        )
 
 
 @given(
