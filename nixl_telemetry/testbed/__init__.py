@@ -18,7 +18,7 @@ from nixl_telemetry.testbed.errors import (
 )
 from nixl_telemetry.testbed.metrics import MetricsSnapshot
 from nixl_telemetry.testbed.model import TinyModel
-from nixl_telemetry.testbed.otlp_receiver import OtlpReceiver
+from nixl_telemetry.testbed.otlp_receiver import OtlpReceiver, ServerTls
 from nixl_telemetry.testbed.otlp_spans import Event, Link, ReceivedSpan, Scope
 from nixl_telemetry.testbed.pair import DisaggregatedCompletion, Pair, disaggregated_completion, running_pair
 from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation, unreachable_port
@@ -56,6 +56,7 @@ __all__ = [
     "Router",
     "Scope",
     "ServerConfig",
+    "ServerTls",
     "TinyModel",
     "VllmServer",
     "complete",

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 
 import grpc
@@ -32,6 +35,16 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _STOP_SECONDS = 5.0
 
 
+@dataclass(frozen=True)
+class ServerTls:
+    """With which PEM files a receiver speaks TLS."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None = None
+    """The authority whose certificates clients must have, if they need one."""
+
+
 class OtlpReceiver:
     """Keeps the spans that exporters send to it. Thread-safe.
 
@@ -40,8 +53,13 @@ class OtlpReceiver:
         http_port: Where OTLP/HTTP arrives.
     """
 
-    def __init__(self) -> None:
-        """Binds and serves at once, until ``close``."""
+    def __init__(self, tls: ServerTls | None = None) -> None:
+        """Binds and serves at once, until ``close``.
+
+        Args:
+            tls: For both protocols; plain text without it.
+        """
+        self._scheme = "https" if tls else "http"
         self._spans: list[ReceivedSpan] = []
         self._requests = 0
         self._headers: list[dict[str, str]] = []
@@ -50,8 +68,11 @@ class OtlpReceiver:
         self._grpc = grpc.server(futures.ThreadPoolExecutor(4), options=(("grpc.so_reuseport", 0),))
         register: Callable[[TraceServiceServicer, grpc.Server], None] = add_TraceServiceServicer_to_server
         register(_TraceService(self._take), self._grpc)
-        self.grpc_port: int = self._grpc.add_insecure_port(f"{LOOPBACK}:0")
-        self._http = _HttpServer(self._take)
+        place = f"{LOOPBACK}:0"
+        self.grpc_port: int = (
+            self._grpc.add_secure_port(place, _grpc_credentials(tls)) if tls else self._grpc.add_insecure_port(place)
+        )
+        self._http = _HttpServer(self._take, tls)
         self.http_port: int = self._http.server_address[1]
         self._grpc.start()
         self._http_thread = threading.Thread(
@@ -62,12 +83,12 @@ class OtlpReceiver:
     @property
     def grpc_endpoint(self) -> str:
         """What ``--otlp-traces-endpoint`` and ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` take for gRPC."""
-        return f"http://{LOOPBACK}:{self.grpc_port}"
+        return f"{self._scheme}://{LOOPBACK}:{self.grpc_port}"
 
     @property
     def http_endpoint(self) -> str:
         """The same for HTTP/protobuf, path included."""
-        return f"http://{LOOPBACK}:{self.http_port}{TRACES_PATH}"
+        return f"{self._scheme}://{LOOPBACK}:{self.http_port}{TRACES_PATH}"
 
     @property
     def requests(self) -> int:
@@ -145,6 +166,23 @@ class OtlpReceiver:
             self._arrived.notify_all()
 
 
+def _grpc_credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(tls.key.read_bytes(), tls.certificate.read_bytes())],
+        tls.clients.read_bytes() if tls.clients else None,
+        require_client_auth=tls.clients is not None,
+    )
+
+
+def _ssl_context(tls: ServerTls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.certificate, tls.key)
+    if tls.clients:
+        context.load_verify_locations(tls.clients)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 _Take = Callable[[ExportTraceServiceRequest, Iterable[tuple[str, str | bytes]]], None]
 
 
@@ -162,9 +200,12 @@ class _TraceService(TraceServiceServicer):
 class _HttpServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, take: _Take) -> None:
+    def __init__(self, take: _Take, tls: ServerTls | None) -> None:
         self.take = take
         super().__init__((LOOPBACK, 0), _HttpHandler)
+        if tls:
+            # Who cannot agree with it is turned away by the server itself, which goes on.
+            self.socket = _ssl_context(tls).wrap_socket(self.socket, server_side=True)
 
 
 class _HttpHandler(BaseHTTPRequestHandler):
