@@ -20,7 +20,6 @@ _ALL: Final = "OTEL_EXPORTER_OTLP_"
 _GRPC_PORT: Final = 4317
 _HTTP_PORT: Final = 4318
 _PATH: Final = "/v1/traces"
-_OTLP: Final = frozenset({"otlp", "otlp_proto_grpc", "otlp_proto_http"})
 _SAMPLERS: Final = (
     "parentbased_traceidratio",
     "parentbased_always_on",
