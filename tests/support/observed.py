@@ -3,7 +3,8 @@
 """A hub whose spans, log lines and metric updates can be read back."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 
-from nixl_telemetry.settings import Settings
+from nixl_telemetry.settings import CONFIG_KEY, Settings
 from nixl_telemetry.signals import traces
+from nixl_telemetry.signals.attributes import Attributes
 from nixl_telemetry.signals.logger import LOGGER_NAME
 from nixl_telemetry.signals.metrics import label_values
 from nixl_telemetry.signals.otlp import Message
@@ -106,10 +108,19 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
     return collector
 
 
-@pytest.fixture
-def observed(collector: Collector) -> Iterator[Observed]:
-    """A hub of a pull connector."""
-    telemetry = Telemetry(Settings.load({}, {}), TransferMode.PULL, {"nixl.engine.id": "here"})
+@contextmanager
+def observing(
+    collector: Collector, settings: Mapping[str, Any] | None = None, attributes: Attributes | None = None
+) -> Iterator[Observed]:
+    """A hub of a pull connector, until the end.
+
+    Args:
+        collector: What it exports to.
+        settings: Those that differ from the defaults.
+        attributes: Of every span and log line; by default an engine id only.
+    """
+    common = {"nixl.engine.id": "here"} if attributes is None else attributes
+    telemetry = Telemetry(Settings.load({CONFIG_KEY: settings or {}}, {}), TransferMode.PULL, common)
     observed = Observed(telemetry, collector)
     handler = Collect(observed.lines)
     logger = logging.getLogger(LOGGER_NAME)
@@ -120,3 +131,10 @@ def observed(collector: Collector) -> Iterator[Observed]:
     logger.removeHandler(handler)
     logger.setLevel(level)
     telemetry.close()
+
+
+@pytest.fixture
+def observed(collector: Collector) -> Iterator[Observed]:
+    """A hub with the default settings."""
+    with observing(collector) as hub:
+        yield hub
