@@ -44,7 +44,7 @@ def merge(old: Mapping[str, Any], machine: Mapping[str, Any], parts: Mapping[str
     return {**merged, "samples": samples}
 
 
-def load(path: Path = PATH) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """The results so far; empty if there are none."""
     if not path.exists():
         return {}
@@ -52,7 +52,7 @@ def load(path: Path = PATH) -> dict[str, Any]:
     return found
 
 
-def save(results: Mapping[str, Any], path: Path = PATH) -> None:
+def save(results: Mapping[str, Any], path: Path) -> None:
     """Write the results, each list of samples on a line of its own."""
     texts = {name: f"[{', '.join(map(json.dumps, values))}]" for name, values in results["samples"].items()}
     samples = ",\n".join(f"    {json.dumps(name)}: {text}" for name, text in texts.items())

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     wanted = [part for name in options.only for part in (MICRO if name == "micro" else (name,))]
     modes = tuple(options.modes.split(","))
-    found = results.load()
+    found = results.load(results.PATH)
     start = time.monotonic()
     for part in dict.fromkeys(wanted):
         begin = time.monotonic()
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("  " + page.sentence(budget), flush=True)
         # After each part, so that what was found is kept if a later one fails.
         found = results.merge(found, machine.describe(), {part: measured})
-        results.save(found)
+        results.save(found, results.PATH)
         page.PATH.write_text(page.make(found), encoding="utf-8")
     missed = [budget["name"] for budget in found["budgets"] if not budget["ok"]]
     kept = len(found["budgets"]) - len(missed)

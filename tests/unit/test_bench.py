@@ -4,13 +4,14 @@
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from benchmarks import figures, interleave, machine, page, pair, results
+from benchmarks import figures, interleave, machine, page, pair, results, run
 from benchmarks.figures import Budget, Figure, Interval, Part
 from benchmarks.interleave import Cost
 from benchmarks.meter import Meter
@@ -343,6 +344,61 @@ def test_the_page_has_every_budget() -> None:
     missed = [{**merged["budgets"][0], "ok": False}]
     assert "**Not kept:** a step (4.12 [4, 4.2] µs).\n" in page.make({**merged, "budgets": missed})
     assert page.sentence(merged["budgets"][0]) == "kept: a step: 4.12 [4, 4.2] µs, ≤ 5 µs (quiet)"
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Part]:
+    """What parts find in place of measuring; results and page go to a folder of the test's own."""
+    found: dict[str, Part] = {}
+
+    def measure(modes: Sequence[str]) -> Part:
+        assert modes == ("pull",)
+        return found["share"]
+
+    monkeypatch.setattr(run, "_micro", lambda part: results.encode(found[part]))
+    monkeypatch.setitem(run.SERVERS, "share", measure)
+    monkeypatch.setattr(machine, "describe", lambda: ANYWHERE)
+    monkeypatch.setattr(results, "PATH", tmp_path / "results.json")
+    monkeypatch.setattr(page, "PATH", tmp_path / "performance.md")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("share", "code", "summary"),
+    [(0.9, 0, "bench: 2 of 2 budgets kept, 0 s"), (1.1, 1, "bench: 1 of 2 budgets kept, 0 s; missed: a share")],
+)
+def test_a_run_ends_with_its_verdict(
+    parts: dict[str, Part], capsys: pytest.CaptureFixture[str], share: float, code: int, summary: str
+) -> None:
+    """The last line sums up, and the exit code is for whoever does not read it."""
+    parts |= {"step": PART, "share": Part([Budget("a share", share, 1.0, "%")])}
+
+    assert run.main(["--only", "step", "share", "--modes", "pull"]) == code
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == summary
+    assert "  kept: a step: 4.12 [4, 4.2] µs, ≤ 5 µs (quiet)" in lines
+    assert f"  {'MISSED' if code else 'kept'}: a share: {share} %, ≤ 1 %" in lines
+    found = results.load(results.PATH)
+    assert [(budget["part"], budget["ok"]) for budget in found["budgets"]] == [("share", not code), ("step", True)]
+    assert page.PATH.read_text(encoding="utf-8") == page.make(found)
+
+
+def test_a_run_of_some_parts_is_judged_with_the_others(
+    parts: dict[str, Part], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an earlier run on the same machine missed is missed until it is measured again."""
+    parts |= {"step": PART, "share": Part([Budget("a share", 1.1, 1.0, "%")])}
+    assert run.main(["--only", "share", "--modes", "pull"]) == 1
+    assert run.main(["--only", "step"]) == 1
+    parts["share"] = Part([Budget("a share", 0.9, 1.0, "%")])
+
+    assert run.main(["--only", "share", "--modes", "pull"]) == 0
+    assert [line[: line.index(",")] for line in capsys.readouterr().out.splitlines() if " budgets kept" in line] == [
+        "bench: 0 of 1 budgets kept",
+        "bench: 1 of 2 budgets kept",
+        "bench: 2 of 2 budgets kept",
+    ]
 
 
 def test_a_machine_is_described_without_its_name() -> None:
