@@ -13,13 +13,12 @@ from typing import Final
 
 from benchmarks.chaos.load import REQUEST_SECONDS, Ask, asking, asking_past_the_router
 from benchmarks.chaos.malformed import Flood, ask_for_an_unknown_rank
-from benchmarks.chaos.proxy import SideChannelProxy
 from benchmarks.chaos.scene import START_SECONDS, Scene
 from benchmarks.chaos.signals import Down, Logged, Rise, Signal, Silence, Slow
 from benchmarks.chaos.watch import DECODE, PREFILL
 from benchmarks.clients import new_client
 from benchmarks.load import Request
-from nixl_telemetry.testbed import VllmServer
+from nixl_telemetry.testbed import Relay, VllmServer
 
 GONE_SECONDS: Final = 5.0
 """So long a victim is away before it is started anew."""
@@ -42,7 +41,7 @@ class Stage:
     scene: Scene
     ask: Ask
     """How requests are sent."""
-    proxy: SideChannelProxy | None = None
+    proxy: Relay | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def staged(fault: Fault, scene: Scene) -> Iterator[Stage]:
         yield Stage(scene, asking(scene.router.url))
         return
     prefill, decode = scene.servers
-    with SideChannelProxy(prefill.side_channel_port) as proxy:
+    with Relay(prefill.side_channel_port) as proxy:
         yield Stage(scene, asking_past_the_router(prefill.url, decode.url, proxy.port), proxy)
 
 

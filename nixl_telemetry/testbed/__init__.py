@@ -25,6 +25,7 @@ from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation, unreachable_
 from nixl_telemetry.testbed.processes import ManagedProcess, stop_all
 from nixl_telemetry.testbed.procfs import ExitReport, ProcessInfo
 from nixl_telemetry.testbed.readiness import http_ok, port_open
+from nixl_telemetry.testbed.relay import Relay
 from nixl_telemetry.testbed.router import Router, find_router
 from nixl_telemetry.testbed.server_config import CONSUMER, PRODUCER, ServerConfig
 from nixl_telemetry.testbed.vllm_server import VllmServer, running, stop_servers, vllm_forkserver
@@ -53,6 +54,7 @@ __all__ = [
     "ProcessInfo",
     "ProcessNotReadyError",
     "ReceivedSpan",
+    "Relay",
     "Router",
     "Scope",
     "ServerConfig",

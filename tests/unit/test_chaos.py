@@ -3,7 +3,6 @@
 """Faults under load: the arithmetic, what names a fault, how it is judged, and the page. Real ones: `make chaos`."""
 
 import json
-import socket
 import threading
 import time
 from collections import Counter
@@ -33,7 +32,6 @@ from benchmarks.chaos.load import (
     tally,
 )
 from benchmarks.chaos.malformed import flood
-from benchmarks.chaos.proxy import SideChannelProxy
 from benchmarks.chaos.scene import Sizes
 from benchmarks.chaos.signals import Down, Logged, Named, Rise, Silence, Slow, seen
 from benchmarks.chaos.trial import Observation
@@ -488,29 +486,6 @@ def test_a_fault_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
 
     message = capsys.readouterr().err
     assert "earthquake: not one of collector, disk" in message
-
-
-# ------------------------------------------------------------------------------------------------------------ The proxy
-
-
-def test_a_side_channel_is_cut_and_restored() -> None:
-    """Connections pass both ways, are dropped when it is cut, and refused until it is restored."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(10)
-        with SideChannelProxy(server.getsockname()[1]) as proxy:
-            for _ in range(2):
-                with socket.create_connection(("127.0.0.1", proxy.port), 10) as near, server.accept()[0] as far:
-                    far.settimeout(10)
-                    near.sendall(b"query")
-                    assert far.recv(100) == b"query"
-                    far.sendall(b"answer")
-                    assert near.recv(100) == b"answer"
-                    proxy.cut()
-                    assert near.recv(100) == b""
-                    assert far.recv(100) == b""
-                with pytest.raises(ConnectionRefusedError):
-                    socket.create_connection(("127.0.0.1", proxy.port), 10)
-                proxy.restore()
 
 
 # ------------------------------------------------------------------------------------------------------------ The flood

@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
-"""A side channel that can be cut: a TCP proxy on loopback."""
+"""A TCP relay on loopback, whose connections can be cut and led elsewhere."""
+
+from __future__ import annotations
 
 import contextlib
 import socket
 import threading
 from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from nixl_telemetry.testbed import LOOPBACK, PortReservation
+from nixl_telemetry.testbed.ports import LOOPBACK, PortReservation
 
 _CONNECT_SECONDS: Final = 5.0
 _BYTES: Final = 1 << 16
 
 
-class SideChannelProxy:
+class Relay:
     """Passes connections on, until it is cut: then there are none, and new ones are refused.
 
-    Args:
-        target: The port that it passes them on to.
+    Attributes:
+        port: Where it takes connections.
     """
 
     def __init__(self, target: int) -> None:
+        """Reserves the port; ``restore`` takes connections.
+
+        Args:
+            target: The port that it passes them on to.
+        """
         self._target = target
         self._reservation = PortReservation()
         self.port = self._reservation.ports[0]
@@ -30,7 +37,7 @@ class SideChannelProxy:
         self._lock = threading.Lock()
 
     def restore(self) -> None:
-        """Take connections, again."""
+        """Takes connections, again."""
         if self._listener is not None:
             return
         listener = socket.socket()
@@ -41,7 +48,7 @@ class SideChannelProxy:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def cut(self) -> None:
-        """Drop all connections and refuse new ones."""
+        """Drops all connections and refuses new ones."""
         with self._lock:
             listener, self._listener = self._listener, None
             connections = list(self._connections)
@@ -50,7 +57,14 @@ class SideChannelProxy:
         if listener is not None:
             listener.close()
 
-    def __enter__(self) -> Self:
+    def lead_to(self, target: int) -> None:
+        """Passes connections on to another port; drops those to the one before."""
+        if target != self._target:
+            self._target = target
+            self.cut()
+            self.restore()
+
+    def __enter__(self) -> Relay:
         self.restore()
         return self
 
