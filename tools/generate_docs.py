@@ -790,6 +790,8 @@ Spans are exported where somebody asked for it, and nowhere else:
 
 Metrics and log lines do not depend on them.
 The exporters are OpenTelemetry's own, with their headers, TLS, compression, timeouts and retries.
+By HTTP, `REQUESTS_CA_BUNDLE` and `CURL_CA_BUNDLE` win over OpenTelemetry's certificate variables, as with any of its
+exporters; without `OTEL_SERVICE_NAME` (say `prefill` and `decode`) the service is `unknown_service:python`.
 Resource and sampler are those of the process's tracer provider, which vLLM sets up with 1., and otherwise those that
 the standard variables (`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER`) ask for.
 
