@@ -5,6 +5,7 @@
 import ctypes
 import importlib.abc
 import importlib.machinery
+import itertools
 import json
 import multiprocessing
 import os
@@ -57,18 +58,33 @@ def _wait_for_events(api: ModuleType) -> None:
 def _record_transfers(api: ModuleType) -> None:
     """Write down each transfer that NIXL is asked for: what the suite reports is held against it.
 
-    One line of JSON each: the operation and the indices of the local and the remote descriptors.
+    Two lines of JSON each, which begin with what is the transfer's own: the indices of the local and the remote
+    descriptors, and the bytes that NIXL says it moved, once it was asked for them.
     """
-    prepare = api.nixl_agent.make_prepped_xfer
+    prepare, measure = api.nixl_agent.make_prepped_xfer, api.nixl_agent.get_xfer_telemetry
+    numbers = itertools.count()
+    # By identity: the handle has no place for more, and lives until vLLM has asked for the bytes.
+    keys: dict[int, str] = {}
+
+    def record(*values: object) -> None:
+        with open(os.environ["NIXLTEL_TESTBED_RECORD"], "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(values) + "\n")
 
     def prepare_and_record(self: Any, operation: str, *arguments: Any, **named: Any) -> Any:
         _, local_indices, _, remote_indices, *_ = arguments
-        moved = [operation, list(map(int, local_indices)), list(map(int, remote_indices))]
-        with open(os.environ["NIXLTEL_TESTBED_RECORD"], "a", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(json.dumps(moved) + "\n")
-        return prepare(self, operation, *arguments, **named)
+        key = f"{os.getpid()}-{next(numbers)}"
+        record(key, list(map(int, local_indices)), list(map(int, remote_indices)))
+        handle = prepare(self, operation, *arguments, **named)
+        keys[id(handle)] = key
+        return handle
+
+    def measure_and_record(self: Any, handle: Any) -> Any:
+        result = measure(self, handle)
+        record(keys.pop(id(handle)), result.totalBytes)
+        return result
 
     api.nixl_agent.make_prepped_xfer = prepare_and_record
+    api.nixl_agent.get_xfer_telemetry = measure_and_record
 
 
 def _change_nixl(change: Callable[[ModuleType], None]) -> None:
