@@ -21,6 +21,7 @@ class Relay:
 
     Attributes:
         port: Where it takes connections.
+        sent: Bytes that clients have sent through it.
     """
 
     def __init__(self, target: int) -> None:
@@ -32,6 +33,7 @@ class Relay:
         self._target = target
         self._reservation = PortReservation()
         self.port = self._reservation.ports[0]
+        self.sent = 0
         self._listener: socket.socket | None = None
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -89,15 +91,19 @@ class Relay:
             with self._lock:
                 self._connections |= {near, far}
                 is_cut = self._listener is not listener
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+            for source, sink, is_sent in ((near, far, True), (far, near, False)):
+                threading.Thread(target=self._pass_on, args=(source, sink, is_sent), daemon=True).start()
             if is_cut:
                 _end(near)
                 _end(far)
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, is_sent: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_BYTES):
+                if is_sent:
+                    # Before it arrives: whoever has seen that it did shall find it counted.
+                    with self._lock:
+                        self.sent += len(data)
                 sink.sendall(data)
         _end(sink)
         with self._lock:

@@ -2,10 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the nixl_telemetry project
 """Spans and spans of blocks over real OTLP, set up by the standard variables as the SDK's own exporter would be."""
 
-import contextlib
 import os
-import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from nixl_telemetry.signals.description import Span
 from nixl_telemetry.signals.moves import BlockMoves
 from nixl_telemetry.signals.semconv import SpanName
 from nixl_telemetry.signals.traces import SpanWriter
-from nixl_telemetry.testbed import LOOPBACK, BlackHole, OtlpReceiver, ServerTls, unreachable_port
+from nixl_telemetry.testbed import LOOPBACK, BlackHole, OtlpReceiver, Relay, ServerTls, unreachable_port
 from tests.support.certificates import Authority, Identity
 
 _GENERAL: Final = "OTEL_EXPORTER_OTLP_"
@@ -60,46 +57,6 @@ class Outcome:
         self.writer.write(Span(SpanName.TRANSFER, SpanKind.CLIENT, 1, 2, blocks=moves))
         assert self.writer.flush(20)
         self.writer.close(1)
-
-
-class Wire:
-    """Passes one connection on to a port of this host, and counts what the client sends."""
-
-    def __init__(self, port: int) -> None:
-        self.sent = 0
-        self._to = port
-        self._listener = socket.create_server((LOOPBACK, 0))
-        self._listener.settimeout(20)
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> "Wire":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join(20)
-        self._listener.close()
-
-    def _run(self) -> None:
-        client, _ = self._listener.accept()
-        with client, socket.create_connection((LOOPBACK, self._to)) as server:
-            back = threading.Thread(target=self._pass, args=(server, client), daemon=True)
-            back.start()
-            self.sent = self._pass(client, server)
-            back.join(20)
-
-    @staticmethod
-    def _pass(source: socket.socket, target: socket.socket) -> int:
-        size = 0
-        # Whoever ends a connection need not do so in good order.
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                target.sendall(data)
-                size += len(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
-        return size
 
 
 def endpoint(receiver: OtlpReceiver, protocol: str, prefix: str) -> str:
@@ -213,12 +170,12 @@ def test_compression(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     port = receiver.grpc_port if protocol == "grpc" else receiver.http_port
-    with Wire(port) as wire:
-        monkeypatch.setenv(f"{_GENERAL}ENDPOINT", f"http://{LOOPBACK}:{wire.port}")
+    with Relay(port) as relay:
+        monkeypatch.setenv(f"{_GENERAL}ENDPOINT", f"http://{LOOPBACK}:{relay.port}")
         Outcome(None).send()
 
     assert {span.resource["service.name"] for span in receiver.spans()} == {"x" * 50_000}
-    assert (wire.sent < 10_000) is is_small
+    assert (relay.sent < 10_000) is is_small
 
 
 # ----------------------------------------------------------------------------------------------------------------- TLS

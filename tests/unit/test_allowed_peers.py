@@ -11,7 +11,7 @@ import pytest
 from nixl_telemetry.operations import allowed_peers
 from nixl_telemetry.operations.allowed_peers import AllowedPeers, PeerNotAllowedError, addresses_of
 from tests.support.peers import wait_until
-from tests.support.threads import threads_started
+from tests.support.threads import cannot_start, threads_started
 
 
 def resolver(**names: Sequence[str]) -> allowed_peers.Lookup:
@@ -125,13 +125,9 @@ def test_destinations_that_are_refused(host: str) -> None:
 
 def test_a_thread_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the process may have no more of them for a while."""
-
-    def raising(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     allowed = AllowedPeers(["decode.example"], lambda name: ["10.0.0.1"])
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", raising)
+        full.setattr(threading.Thread, "start", cannot_start)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             allowed.destination("10.0.0.1")
 

@@ -19,7 +19,7 @@ from nixl_telemetry.audit.findings import Kind
 from nixl_telemetry.audit.streams import find_streams
 from nixl_telemetry.audit.verify import verify
 from tests.support.audit_logs import KEY, Trail, indexes, kinds, make, read, record
-from tests.support.threads import threads_started
+from tests.support.threads import cannot_start, threads_started
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -276,20 +276,16 @@ def test_a_full_disk_of_a_real_process(tmp_path: Path) -> None:
 
 def test_a_thread_that_cannot_be_started(told: Trail, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the end of a process; the next record tries again, and what cannot be written is counted."""
-
-    def no_more_threads(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     trail = told.start()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_more_threads)
+        patch.setattr(threading.Thread, "start", cannot_start)
         trail.record(make(0))
     trail.record(make(1))
     assert trail.close(30)
     assert [str(error) for error in told.errors] == ["can't start new thread"]
     assert indexes(read(told.folder)) == [0, 1]
 
-    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
     never = told.start()
     never.record(make(2))
     assert not never.close(30)

@@ -12,6 +12,7 @@ from nixl_telemetry.signals import export
 from nixl_telemetry.signals.description import Describe, Description
 from nixl_telemetry.signals.export import ExportThread
 from tests.support.peers import wait_until
+from tests.support.threads import cannot_start
 
 
 class Bench:
@@ -109,16 +110,11 @@ def test_a_thread_that_could_not_start_is_tried_again(monkeypatch: pytest.Monkey
     every(0.1, monkeypatch)
     bench = Bench()
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", raising)
+        full.setattr(threading.Thread, "start", cannot_start)
         bench.hand_over(1, can_wait=False)
     bench.hand_over(1, can_wait=False)
 
     assert wait_until(lambda: bench.taken == 2, 5)
-
-
-def raising(thread: threading.Thread) -> None:
-    """As Python does."""
-    raise RuntimeError("can't start new thread")
 
 
 def test_a_steady_stream_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from nixl_telemetry.signals.otlp import Envelope, ExportedSpan, Message
 from nixl_telemetry.signals.semconv import BlockDetail, SpanName
 from nixl_telemetry.signals.sender import SpanSender
 from tests.support.peers import wait_until
-from tests.support.threads import threads_started
+from tests.support.threads import cannot_start, threads_started
 
 PACE_SECONDS = 1.0
 
@@ -96,18 +96,13 @@ def test_spans_go_in_batches(bench: Bench) -> None:
 def test_a_thread_that_could_not_start_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was handed over meanwhile goes with the next."""
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", raising)
+        full.setattr(threading.Thread, "start", cannot_start)
         bench.add(3)
     bench.add(4)
 
     assert wait_until(lambda: bool(bench.sent), 5)
     assert (bench.sent, bench.lost) == ([7], [])
     assert [str(error) for error in bench.errors] == ["can't start new thread"]
-
-
-def raising(thread: threading.Thread) -> None:
-    """As Python does where the process may have no more."""
-    raise RuntimeError("can't start new thread")
 
 
 def test_a_steady_stream_does_not_wait_for_a_pause(bench: Bench) -> None:
